@@ -1,0 +1,1 @@
+"""From an unmodified model to a program: torch.export, and one thin adapter per frontend."""

@@ -1,0 +1,1 @@
+"""What a person reads: tables of exchanges, program text, comparison reports."""
