@@ -1,0 +1,232 @@
+// The CPU codec: gathers rows, quantises and packs them into messages in one sweep, and back. Calls are split over
+// threads by rows. What happens to one row stands in codec_rows.inc, compiled once for each instruction set.
+#include "codec.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define SYLVIE_X86 1
+#endif
+
+namespace {
+
+struct RowWords { // hashing.row_words
+    uint32_t low, high;
+};
+
+struct RowKernels {
+    void (*encode)(int32_t bits, const float* x, int64_t cols, bool nearest, RowWords words, uint8_t* header,
+                   uint8_t* out);
+    void (*decode)(int32_t bits, const uint8_t* header, const uint8_t* codes, int64_t cols, float* out);
+    void (*advance_state)(float* state, const float* values, float* out, int64_t cols);
+    void (*smooth)(float* average, const float* values, float weight, float* out, int64_t cols);
+    void (*add)(float* out, const float* values, int64_t cols);
+};
+
+inline uint32_t as_bits(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+inline float as_float(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+namespace baseline {
+#define SYLVIE_ISA 0
+#define SYLVIE_TARGET
+#include "codec_rows.inc"
+#undef SYLVIE_TARGET
+#undef SYLVIE_ISA
+} // namespace baseline
+
+#ifdef SYLVIE_X86
+namespace avx2 {
+#define SYLVIE_ISA 2
+#define SYLVIE_TARGET __attribute__((target("avx2,bmi2")))
+#include "codec_rows.inc"
+#undef SYLVIE_TARGET
+#undef SYLVIE_ISA
+} // namespace avx2
+
+namespace avx512 {
+#define SYLVIE_ISA 3
+#if defined(__clang__)
+#define SYLVIE_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi2")))
+#else // GCC prefers half registers unless told
+#define SYLVIE_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi2,prefer-vector-width=512")))
+#endif
+#include "codec_rows.inc"
+#undef SYLVIE_TARGET
+#undef SYLVIE_ISA
+} // namespace avx512
+#endif
+
+const RowKernels& kernels_for(int32_t isa) {
+#ifdef SYLVIE_X86
+    const int32_t best = std::min(isa, sylvie_isa());
+    if (best >= 3) return avx512::kernels;
+    if (best >= 2) return avx2::kernels;
+#endif
+    (void)isa;
+    return baseline::kernels;
+}
+
+RowWords row_words(uint64_t stream, int64_t key) {
+    uint64_t word = uint64_t(key) * 0x9E3779B97F4A7C15ull + stream;
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9ull;
+    word = (word ^ word >> 27) * 0x94D049BB133111EBull;
+    word ^= word >> 31;
+    return {uint32_t(word), uint32_t(word >> 32)};
+}
+
+constexpr int64_t HEADER_BYTES = 32;
+
+// Where one row's header and codes stand. Rows are visited in order, so the peer is found by stepping on.
+class Cursor {
+  public:
+    Cursor(const Messages& messages, int64_t row) : m(messages) {
+        header_width = m.bits <= 8 ? 4 : 0;
+        code_width = (m.cols * m.bits + 7) / 8;
+        peer = std::upper_bound(m.row_starts, m.row_starts + m.peers + 1, row) - m.row_starts - 1;
+    }
+    void seek(int64_t row) {
+        while (row >= m.row_starts[peer + 1]) ++peer;
+        const int64_t within = row - m.row_starts[peer], count = m.row_starts[peer + 1] - m.row_starts[peer];
+        uint8_t* body = m.buffer + m.offsets[peer] + HEADER_BYTES;
+        header = body + header_width * within;
+        codes = body + header_width * count + code_width * within;
+    }
+    uint8_t* header;
+    uint8_t* codes;
+
+  private:
+    const Messages& m;
+    int64_t peer, header_width, code_width;
+};
+
+inline void prefetch_row(const float* row, int64_t cols) {
+#ifdef __GNUC__
+    const int64_t lines = std::min<int64_t>((cols + 15) / 16, 64);
+    for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(row + 16 * line);
+#endif
+}
+
+// Calls work(first, last) on the calling thread and others, until all rows of all messages are done.
+template <class Work> void split_rows(const Messages& m, const Work& work) {
+    const int64_t start = m.row_starts[0], rows = m.row_starts[m.peers] - start;
+    const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(m.threads, rows));
+    std::vector<std::thread> others;
+    for (int64_t t = 1; t < threads; ++t)
+        others.emplace_back(work, start + rows * t / threads, start + rows * (t + 1) / threads);
+    work(start, start + rows / threads);
+    for (std::thread& other : others) other.join();
+}
+
+void note_bad_row(std::atomic<int64_t>& bad, int64_t row) {
+    int64_t seen = -1;
+    bad.compare_exchange_strong(seen, row);
+}
+
+constexpr int64_t AHEAD = 4; // rows; further ahead than this measured no faster
+
+} // namespace
+
+int32_t sylvie_isa() {
+#ifdef SYLVIE_X86
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2"))
+        return 3;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) return 2;
+#endif
+    return 0;
+}
+
+int64_t sylvie_encode(const EncodeCall* call) {
+    const Messages& m = call->messages;
+    const RowKernels& kernels = kernels_for(m.isa);
+    std::atomic<int64_t> bad{-1};
+    for (int64_t peer = 0; peer < m.peers; ++peer) {
+        const uint64_t words[4] = {call->header_word, uint64_t(m.row_starts[peer + 1] - m.row_starts[peer]),
+                                   uint64_t(m.cols), call->step};
+        std::memcpy(m.buffer + m.offsets[peer], words, HEADER_BYTES);
+    }
+    split_rows(m, [&](int64_t first, int64_t last) {
+        std::vector<float> source(call->state ? size_t(2 * m.cols) : 0);
+        Cursor at(m, first);
+        for (int64_t i = first; i < last; ++i) {
+            const int64_t row = call->rows ? call->rows[i] : i;
+            if (row < 0 || row >= call->x_rows) {
+                note_bad_row(bad, i);
+                continue;
+            }
+            if (call->rows && i + AHEAD < last) {
+                const int64_t next = call->rows[i + AHEAD];
+                if (next >= 0 && next < call->x_rows) prefetch_row(call->x + next * call->x_stride, m.cols);
+            }
+            at.seek(i);
+            const float* x = call->x + row * call->x_stride;
+            const RowWords words = row_words(call->stream, call->keys ? call->keys[i] : 0);
+            if (!call->state) {
+                kernels.encode(m.bits, x, m.cols, call->nearest, words, at.header, at.codes);
+                continue;
+            }
+            float* state = call->state + i * m.cols;
+            float* target = source.data();
+            float* values = target + m.cols;
+            const float sign = call->variant == DIFFERENCE ? -1.0f : 1.0f;
+            for (int64_t c = 0; c < m.cols; ++c) target[c] = x[c] + sign * state[c];
+            kernels.encode(m.bits, target, m.cols, call->nearest, words, at.header, at.codes);
+            kernels.decode(m.bits, at.header, at.codes, m.cols, values);
+            if (call->variant == DIFFERENCE) {
+                kernels.advance_state(state, values, values, m.cols);
+            } else {
+                for (int64_t c = 0; c < m.cols; ++c) {
+                    const float lost = target[c] - values[c];
+                    state[c] = std::fabs(lost) <= FLT_MAX ? lost : 0.0f;
+                }
+            }
+        }
+    });
+    return bad;
+}
+
+int64_t sylvie_decode(const DecodeCall* call) {
+    const Messages& m = call->messages;
+    const RowKernels& kernels = kernels_for(m.isa);
+    std::atomic<int64_t> bad{-1};
+    const bool direct = !call->accumulate && !call->state && !call->average;
+    split_rows(m, [&](int64_t first, int64_t last) {
+        std::vector<float> buffer(direct ? 0 : size_t(m.cols));
+        Cursor at(m, first);
+        for (int64_t i = first; i < last; ++i) {
+            const int64_t row = call->index ? call->index[i] : i;
+            if (row < 0 || row >= call->out_rows) {
+                note_bad_row(bad, i);
+                continue;
+            }
+            at.seek(i);
+            float* out = call->out + row * call->out_stride;
+            float* values = direct ? out : buffer.data();
+            kernels.decode(m.bits, at.header, at.codes, m.cols, values);
+            if (direct) continue;
+            if (call->state) kernels.advance_state(call->state + i * m.cols, values, values, m.cols);
+            if (call->average) kernels.smooth(call->average + i * m.cols, values, call->weight, values, m.cols);
+            if (call->accumulate)
+                kernels.add(out, values, m.cols);
+            else
+                std::memcpy(out, values, sizeof(float) * size_t(m.cols));
+        }
+    });
+    return bad;
+}

@@ -1,0 +1,306 @@
+"""The codec in plain torch, on any device: the specification that the C++ and CUDA kernels match byte for byte.
+
+Every floating point operation below is one rounded float32 operation (no fused multiply-add), and the order is part
+of the specification. With ``q = 2**e``, all row-wise quantities are counted in quanta ``q``:
+
+    x' = x * 2**-e                        exact (a power of two)
+    t  = (x' - k) * (65536 (L-1) / m)     the distance from lo in steps, times 65536
+    T  = trunc(t + 0.5)                   an integer in [0, 65536 (L-1)]
+    code = min((T + h) >> 16, L - 1)      h in [0, 65536): random, or 32768 for the nearest level
+    value = (k + code * (m / (L-1))) * 2**e
+
+With h uniform, E[code] = T / 65536, so E[value] = x within 2**-15 of a step (T's rounding) and one float32 rounding
+of the value: unbiased against the header as sent. A value that is a level is always kept exactly. The variance of
+one value is (hi - x)(x - lo) for the levels around it: at most a quarter of the step squared.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sylvie_fx.kernels.hashing import thresholds
+from sylvie_fx.kernels.wire import (
+    HEADER_BYTES,
+    NON_FINITE,
+    ROW_HEADER_BYTES,
+    CodecSpec,
+    MessageLayout,
+    Rounding,
+    Variant,
+)
+
+FLOAT_MAX = torch.finfo(torch.float32).max
+_EXPONENT_MASK = 0x7F800000
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """``2.0 ** exponent`` as exact float32, for int32 exponents in [-126, 127]."""
+    return ((exponent + 127) << 23).view(torch.float32)
+
+
+def _exponent(values: torch.Tensor) -> torch.Tensor:
+    """Exponent field of float32 values, unbiased: ``floor(log2 |x|)``, and -127 for zero and subnormals."""
+    return ((values.view(torch.int32) & _EXPONENT_MASK) >> 23) - 127
+
+
+def _grid(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The row headers ``(k, m, e)``, int32, that cover finite ``[low, high]``, float32 ``[rows]``."""
+    largest = torch.maximum(low.abs(), high.abs())
+    # Halves, since the range of a huge row overflows.
+    half_range = high * 0.5 - low * 0.5
+    exponent = torch.maximum(_exponent(largest) - 14, _exponent(half_range) + 1 - 7).clamp(min=-126)
+    for _ in range(2):
+        scale = _power_of_two(-exponent)
+        k = torch.floor(low * scale).to(torch.int32)
+        m = torch.ceil(high * scale).to(torch.int32) - k
+        # Rounding outwards may cost two quanta more than fit; one exponent up there are always enough.
+        exponent = torch.where(m > 255, exponent + 1, exponent)
+    return k, m, exponent
+
+
+def _fixed_point(
+    x: torch.Tensor, k: torch.Tensor, m: torch.Tensor, exponent: torch.Tensor, steps: int
+) -> torch.Tensor:
+    """``T`` of the module's formula, int32 ``[rows, cols]``."""
+    inverse = torch.where(m > 0, float(65536 * steps) / m.clamp(min=1).to(torch.float32), 0.0)
+    distance = x * _power_of_two(-exponent)[:, None] - k.to(torch.float32)[:, None]
+    return (distance * inverse[:, None] + 0.5).to(torch.int32)
+
+
+def _levels(k: torch.Tensor, m: torch.Tensor, exponent: torch.Tensor, codes: torch.Tensor, steps: int) -> torch.Tensor:
+    """The values of codes ``[rows, n]``; saturates where the level above the largest float32 would be infinite."""
+    step = m.to(torch.float32) / float(steps)
+    quanta = k.to(torch.float32)[:, None] + codes.to(torch.float32) * step[:, None]
+    return (quanta * _power_of_two(exponent)[:, None]).clamp(-FLOAT_MAX, FLOAT_MAX)
+
+
+def _two_means(
+    x: torch.Tensor, k: torch.Tensor, m: torch.Tensor, exponent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Header and codes of nearest rounding at one bit: levels at the means above and below the row's mean.
+
+    Sums are taken over the integers ``T``, so they are exact in any order. A row whose ``T`` are all equal keeps the
+    levels of its range and takes the nearer one.
+    """
+    fixed = _fixed_point(x, k, m, exponent, 1).to(torch.int64)
+    cols = x.shape[1]
+    total = fixed.sum(1)
+    upper = fixed * cols > total[:, None]
+    count = upper.sum(1)
+    upper_sum = torch.where(upper, fixed, 0).sum(1)
+    spread = count > 0
+    quantum = m.to(torch.float32) * 2.0**-16
+    ends = []
+    for part, number in ((total - upper_sum, cols - count), (upper_sum, count)):
+        mean = part.to(torch.float32) / number.clamp(min=1).to(torch.float32)
+        end = (k.to(torch.float32) + mean * quantum) * _power_of_two(exponent)
+        ends.append(end.clamp(-FLOAT_MAX, FLOAT_MAX))
+    means = _grid(*ends)
+    k, m, exponent = (torch.where(spread, new, old) for new, old in zip(means, (k, m, exponent), strict=True))
+    codes = torch.where(spread[:, None], upper.to(torch.int64), (fixed + 32768) >> 16)
+    return k, m, exponent, codes
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes int64 ``[rows, cols]`` below ``2**bits`` to uint8 ``[rows, ceil(cols * bits / 8)]``."""
+    per_byte = 8 // bits
+    rows, cols = codes.shape
+    padded = torch.nn.functional.pad(codes, (0, -cols % per_byte))
+    shifts = torch.arange(per_byte, device=codes.device, dtype=torch.int64) * bits
+    groups = padded.reshape(rows, padded.shape[1] // per_byte, per_byte)
+    return (groups << shifts).sum(2).to(torch.uint8)
+
+
+def unpack(packed: torch.Tensor, bits: int, cols: int) -> torch.Tensor:
+    """The inverse of :func:`pack`: int64 ``[rows, cols]``."""
+    per_byte = 8 // bits
+    shifts = torch.arange(per_byte, device=packed.device, dtype=torch.int64) * bits
+    codes = (packed.to(torch.int64)[:, :, None] >> shifts) & ((1 << bits) - 1)
+    return codes.reshape(packed.shape[0], packed.shape[1] * per_byte)[:, :cols]
+
+
+def _bfloat16(x: torch.Tensor, threshold: torch.Tensor | None) -> torch.Tensor:
+    """float32 to bfloat16 as uint8 ``[rows, 2 * cols]``; stochastic with thresholds, else nearest, ties to even."""
+    word = x.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    sign = (word >> 16) & 0x8000
+    add = 0x7FFF + ((word >> 16) & 1) if threshold is None else threshold
+    rounded = (word + add) >> 16
+    # A finite value stays finite: it saturates at the largest bfloat16.
+    rounded = torch.where(rounded & 0x7FFF >= 0x7F80, sign | 0x7F7F, rounded)
+    rounded = torch.where(x.isinf(), sign | 0x7F80, torch.where(x.isnan(), 0x7FC0, rounded))
+    parts = torch.stack((rounded & 0xFF, rounded >> 8), dim=2)
+    return parts.to(torch.uint8).reshape(x.shape[0], 2 * x.shape[1])
+
+
+def encode_rows(
+    x: torch.Tensor, spec: CodecSpec, stream: int, keys: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row headers and codes of finite or non-finite rows, at 16 bits and below.
+
+    Args:
+        x: float32 ``[rows, cols]``.
+        spec: The codec; its variant plays no part here.
+        stream: From :func:`~sylvie_fx.kernels.hashing.stream_word`.
+        keys: int64 ``[rows]``, the rows' global numbers.
+
+    Returns:
+        uint8 ``[rows, 4]`` (at 16 bits ``[rows, 0]``) and uint8 ``[rows, spec.code_bytes(cols)]``.
+    """
+    rows, cols = x.shape
+    random = thresholds(stream, keys, cols) if spec.rounding is Rounding.STOCHASTIC else None
+    if spec.bits == 16:
+        return x.new_empty((rows, 0), dtype=torch.uint8), _bfloat16(x, random)
+    finite = x.isfinite().all(1)
+    safe = torch.where(finite[:, None], x, 0.0)
+    low, high = (safe.amin(1), safe.amax(1)) if cols else (x.new_zeros(rows), x.new_zeros(rows))
+    k, m, exponent = _grid(low, high)
+    steps = (1 << spec.bits) - 1
+    if random is None and spec.bits == 1:
+        k, m, exponent, codes = _two_means(safe, k, m, exponent)
+    else:
+        fixed = _fixed_point(safe, k, m, exponent, steps).to(torch.int64)
+        codes = ((fixed + (32768 if random is None else random)) >> 16).clamp(max=steps)
+    plus, minus = (x == torch.inf).any(1), (x == -torch.inf).any(1)
+    nan = x.isnan().any(1) | (plus & minus)
+    kind = torch.where(nan, 0, torch.where(plus, 1, 2)).to(torch.int32)
+    k, m, biased = torch.where(finite, k, kind), torch.where(finite, m, 0), torch.where(finite, exponent + 127, 255)
+    codes = torch.where(finite[:, None], codes, 0)
+    header = torch.stack((k & 0xFF, (k >> 8) & 0xFF, m, biased), dim=1).to(torch.uint8)
+    return header, pack(codes, spec.bits)
+
+
+def decode_rows(header: torch.Tensor, codes: torch.Tensor, spec: CodecSpec, cols: int) -> torch.Tensor:
+    """The inverse of :func:`encode_rows`: float32 ``[rows, cols]``."""
+    if spec.bits == 16:
+        low, high = codes.to(torch.int32).view(codes.shape[0], cols, 2).unbind(2)
+        return (low << 16 | high << 24).view(torch.float32)
+    fields = header.to(torch.int32)
+    k = ((fields[:, 0] | fields[:, 1] << 8) ^ 0x8000) - 0x8000
+    m, biased = fields[:, 2], fields[:, 3]
+    steps = (1 << spec.bits) - 1
+    values = _levels(k, m, biased.clamp(1, 254) - 127, unpack(codes, spec.bits, cols), steps)
+    special = torch.where(k == 0, torch.nan, torch.where(k == 1, torch.inf, -torch.inf)).to(torch.float32)
+    return torch.where((biased == NON_FINITE)[:, None], special[:, None], values)
+
+
+def advance_state(state: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The reconstruction after a difference has arrived, which both ends compute alike.
+
+    ``state`` float32 ``[rows, cols]`` is updated in place; a value that is not finite is handed on as it is and its
+    state restarts at 0, so that the next finite message recovers it.
+
+    Returns:
+        float32 ``[rows, cols]``: state plus values.
+    """
+    new = state + values
+    state.copy_(torch.where(new.isfinite(), new, 0.0))
+    return new
+
+
+def smooth(average: torch.Tensor, values: torch.Tensor, weight: float) -> torch.Tensor:
+    """The exponential average ``average += weight * (values - average)``, in place.
+
+    A result that is not finite is handed on, and leaves the average as it was.
+
+    Returns:
+        float32 ``[rows, cols]``: the new average.
+    """
+    if weight == 1.0:
+        new = values
+    else:
+        # The float32 nearest to weight, as the C++ and CUDA kernels receive it.
+        new = average + torch.tensor(weight, dtype=torch.float32, device=values.device) * (values - average)
+    average.copy_(torch.where(new.isfinite(), new, average))
+    return new
+
+
+def encode_messages(
+    x: torch.Tensor,
+    rows: torch.Tensor | None,
+    keys: torch.Tensor | None,
+    layout: MessageLayout,
+    stream: int,
+    step: int,
+    buffer: torch.Tensor,
+    state: torch.Tensor | None,
+    threads: int = 1,
+) -> None:
+    """Write the messages of one exchange into ``buffer``, at 16 bits and below. Arguments are checked by the caller.
+
+    Args:
+        x: float32 ``[n, cols]``.
+        rows: int64 ``[layout.rows]``, the rows of ``x`` to send, peer after peer; None for all in order.
+        keys: int64 ``[layout.rows]``, their global numbers; may be None for nearest rounding.
+        layout: Where each message lies.
+        stream: From :func:`~sylvie_fx.kernels.hashing.stream_word`.
+        step: Goes into the headers.
+        buffer: uint8 ``[layout.buffer_bytes]``.
+        state: float32 ``[layout.rows, cols]``, updated in place: the last reconstruction (difference) or the
+            residual (feedback).
+        threads: Of the C++ kernel; no effect here.
+    """
+    del threads
+    spec = layout.spec
+    source = x if rows is None else x.index_select(0, rows)
+    if keys is None:
+        keys = torch.zeros(layout.rows, dtype=torch.int64, device=x.device)
+    if state is not None:
+        source = source - state if spec.variant is Variant.DIFFERENCE else source + state
+    header, codes = encode_rows(source, spec, stream, keys)
+    if state is not None:
+        values = decode_rows(header, codes, spec, layout.cols)
+        if spec.variant is Variant.DIFFERENCE:
+            advance_state(state, values)
+        else:
+            lost = source - values
+            state.copy_(torch.where(lost.isfinite(), lost, 0.0))
+    starts = layout.row_starts
+    for message, head, start, stop in zip(layout.views(buffer), layout.headers(step), starts, starts[1:], strict=False):
+        body = torch.cat((header[start:stop].flatten(), codes[start:stop].flatten()))
+        message[:HEADER_BYTES] = torch.tensor(list(head), dtype=torch.uint8, device=buffer.device)
+        message[HEADER_BYTES:] = body
+
+
+def decode_messages(
+    buffer: torch.Tensor,
+    layout: MessageLayout,
+    out: torch.Tensor,
+    index: torch.Tensor | None,
+    accumulate: bool,
+    state: torch.Tensor | None,
+    average: torch.Tensor | None,
+    weight: float,
+    threads: int = 1,
+) -> None:
+    """Read the messages of one exchange, at 16 bits and below. Arguments are checked by the caller.
+
+    Args:
+        buffer: uint8 ``[layout.buffer_bytes]``.
+        layout: Where each message lies.
+        out: float32 ``[n, cols]``.
+        index: int64 ``[layout.rows]``, the row of ``out`` for each row of the messages, no row twice within one
+            message; None for the rows in order.
+        accumulate: Whether to add to ``out`` (message after message, in order) instead of writing.
+        state: float32 ``[layout.rows, cols]``, the last reconstruction, of difference coding; updated in place.
+        average: float32 ``[layout.rows, cols]``, the exponential average of what arrives; updated in place.
+        weight: Of the new values in the average, in (0, 1].
+        threads: Of the C++ kernel; no effect here.
+    """
+    del threads
+    spec, starts = layout.spec, layout.row_starts
+    for message, start, stop in zip(layout.views(buffer), starts, starts[1:], strict=False):
+        count = stop - start
+        width = ROW_HEADER_BYTES if spec.has_row_headers else 0
+        split = HEADER_BYTES + width * count
+        header = message[HEADER_BYTES:split].view(count, width)
+        codes = message[split:].view(count, spec.code_bytes(layout.cols))
+        values = decode_rows(header, codes, spec, layout.cols)
+        if state is not None:
+            values = advance_state(state[start:stop], values)
+        if average is not None:
+            values = smooth(average[start:stop], values, weight)
+        where = torch.arange(start, stop, device=out.device) if index is None else index[start:stop]
+        if accumulate:
+            out.index_add_(0, where, values)
+        else:
+            out.index_copy_(0, where, values)
