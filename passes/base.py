@@ -1,0 +1,46 @@
+"""What a pass is: a named rewrite of a program, with its requirements and promises in its docstring."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from sylvie_fx.ir.errors import PassError
+from sylvie_fx.ir.options import Options
+from sylvie_fx.ir.program import Program, meta
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What a pass may look at besides the program."""
+
+    options: Options = Options()
+
+
+class Pass(ABC):
+    """One rewrite. Subclasses are frozen dataclasses; their fields are their options.
+
+    A docstring of a pass has one sentence, then ``Requires:`` and ``Ensures:``. A pass edits the program it is given
+    and returns it; run a second time it changes nothing.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def run(self, program: Program, context: PassContext) -> Program:
+        """Rewrite the program.
+
+        Raises:
+            PassError: The program can not be rewritten exactly; names the user's line.
+        """
+
+
+def refuse(node: fx.Node, what: str, why: str, remedy: str) -> PassError:
+    """The error for an operator of the user's model, at its source line and module."""
+    known = meta(node)
+    place = f" in module {known.module!r}" if known.module else ""
+    error = PassError(what + place, where=known.where or None, why=why, remedy=remedy)
+    return error

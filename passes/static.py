@@ -1,0 +1,74 @@
+"""Which values depend on the graph alone."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from sylvie_fx.ir.program import Program, meta
+from sylvie_fx.passes.base import refuse
+
+aten = torch.ops.aten
+
+FACTORIES = frozenset({
+    aten.zeros.default, aten.ones.default, aten.full.default, aten.empty.memory_format, aten.scalar_tensor.default,
+})  # fmt: skip
+"""Constant tensors that sizes alone determine: made wherever they are needed."""
+
+_RANDOM = (
+    aten.dropout, aten.rand, aten.randn, aten.randint, aten.randperm, aten.bernoulli, aten.rand_like, aten.randn_like,
+    aten.randint_like, aten.normal, aten.multinomial, aten.exponential, aten.poisson, aten.feature_dropout, aten.alpha_dropout,
+    aten.rrelu, aten.uniform, aten.native_dropout, aten.gumbel_softmax if hasattr(aten, "gumbel_softmax") else aten.rand,
+)  # fmt: skip
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether an operator draws random numbers."""
+    op = node.target
+    if not isinstance(op, OpOverload):
+        return False
+    if op.overloadpacket is aten.dropout or op.overloadpacket in (aten.feature_dropout, aten.alpha_dropout):
+        return bool(node.args[2]) and node.args[1] != 0.0
+    return op.overloadpacket in _RANDOM or torch.Tag.nondeterministic_seeded in op.tags
+
+
+def mark_static(program: Program) -> None:
+    """Set ``meta(node).static`` on every node that is a pure function of static inputs, sizes and constants.
+
+    Raises:
+        PassError: A random operator other than dropout.
+    """
+    entry = {item.name: item.static for item in program.inputs}
+    own = {name for name, _ in (*program.module.named_parameters(), *program.module.named_buffers())}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            meta(node).static = entry.get(node.name, True)
+        elif node.op == "get_attr":
+            meta(node).static = str(node.target) not in own
+        elif node.op == "call_function":
+            if is_random(node):
+                _check_random(node)
+                meta(node).static = False
+            else:
+                meta(node).static = _is_size(node) or all(meta(n).static for n in node.all_input_nodes)
+
+
+def _is_size(node: fx.Node) -> bool:
+    """A symbolic size of the whole graph, whatever tensor it was read from."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool)) or (
+        node.target in (operator.add, operator.mul, operator.sub) and not isinstance(node.meta.get("val"), torch.Tensor)
+    )
+
+
+def _check_random(node: fx.Node) -> None:
+    assert isinstance(node.target, OpOverload)
+    name = node.target.overloadpacket
+    if name not in (aten.dropout, aten.feature_dropout):
+        raise refuse(
+            node, f"aten.{name.__name__} draws random numbers",
+            "ranks would draw different numbers than one device does",
+            "use dropout, whose mask sylvie_fx keys by global node id, or draw outside the model and pass the result in",
+        )  # fmt: skip

@@ -1,0 +1,133 @@
+"""The sylvie:: operators: neighbour gathers and scatters, and everything that crosses ranks.
+
+Gather, scatter and the keyed dropout are ordinary operators and run anywhere. An operator that crosses ranks has a
+schema and a shape, so that programs print and propagate, but only a machine (runtime/machine.py) can run it: it
+needs the transport and the exchange plan that its ``slot`` names.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sylvie_fx.ir.errors import SylvieError
+
+_library = torch.library.Library("sylvie", "DEF")  # keeps the registrations alive for the life of the process
+
+
+def _gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
+    return x.index_select(dim, index)
+
+
+def _scatter(e: Tensor, index: Tensor, rows: int, reduce: str, dim: int = 0) -> Tensor:
+    shape = list(e.shape)
+    shape[dim] = rows
+    out = e.new_zeros(shape)
+    if reduce == "sum":
+        return out.index_add(dim, index, e)
+    view = [1] * e.dim()
+    view[dim] = -1
+    return out.scatter_reduce(dim, index.view(view).expand_as(e), e, reduce, include_self=False)
+
+
+_GOLDEN, _MIX_A, _MIX_B, _LOW = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35, 0xFFFFFFFF
+
+
+def _mix(h: Tensor) -> Tensor:
+    """The murmur3 finaliser on 32-bit values that are held in int64 (products stay below 2^64, taken modulo 2^32)."""
+    h = (h ^ (h >> 16)) & _LOW
+    h = _multiply(h, _MIX_A)
+    h = (h ^ (h >> 13)) & _LOW
+    h = _multiply(h, _MIX_B)
+    return (h ^ (h >> 16)) & _LOW
+
+
+def _multiply(h: Tensor, factor: int) -> Tensor:
+    # Split so that no intermediate product passes 2^63: the result modulo 2^32 is what the unsigned product gives.
+    low, high = h & 0xFFFF, h >> 16
+    return (low * factor + ((high * (factor & 0xFFFF) & 0xFFFF) << 16)) & _LOW
+
+
+def keep_mask(keys: Tensor, columns: int, p: float, key: int) -> Tensor:
+    """Which entries a dropout keeps, as a pure function of the row's global index, the column and ``key``.
+
+    Args:
+        keys: int64 ``[rows]``, global row indices.
+        columns: Entries a row has.
+        p: Probability that an entry is dropped.
+        key: Any int; derived from the seed, the step and the call site.
+
+    Returns:
+        bool ``[rows, columns]``, independent of how rows are spread over ranks.
+    """
+    row = _mix((keys & _LOW) ^ _multiply((keys >> 32) & _LOW, _GOLDEN) ^ (key & _LOW))
+    row = _mix(row ^ ((key >> 32) & _LOW))
+    column = _multiply(torch.arange(columns, device=keys.device), _GOLDEN)
+    bits = _mix(row.unsqueeze(1) ^ column.unsqueeze(0))
+    return bits >= round(p * 4294967296.0)
+
+
+def _node_dropout(x: Tensor, keys: Tensor, p: float, site: int, dim: int = 0) -> Tensor:
+    raise SylvieError("sylvie::node_dropout needs the step and the seed", remedy="run the program through a Machine")
+
+
+def keyed_dropout(x: Tensor, keys: Tensor, p: float, key: int, dim: int = 0) -> Tensor:
+    """Dropout whose mask is a function of (key, global row, column): the same for every number of ranks.
+
+    Args:
+        x: ``[..., rows, ...]``, rows along ``dim``.
+        keys: int64 ``[rows]``, global row indices.
+        p: Probability of dropping an entry.
+        key: Derived from seed, step and call site.
+        dim: The dimension that carries the rows.
+    """
+    if p >= 1.0:
+        return x * 0.0
+    moved = x.movedim(dim, 0)
+    columns = moved[0].numel() if moved.shape[0] else 1
+    mask = keep_mask(keys, max(columns, 1), p, key)
+    mask = mask.view(moved.shape) if moved.numel() else mask.new_zeros(moved.shape)
+    return x * (mask.to(x.dtype) / (1.0 - p)).movedim(0, dim)
+
+
+def _needs_machine(name: str) -> SylvieError:
+    return SylvieError(f"sylvie::{name} crosses ranks", remedy="run the program through a Machine")
+
+
+def _define(schema: str, implementation: object, key: str = "CompositeImplicitAutograd") -> None:
+    _library.define(schema)
+    _library.impl(schema.split("(")[0], implementation, key)
+
+
+def _crossing(name: str) -> object:
+    def run(*args: object) -> Tensor:
+        raise _needs_machine(name)
+
+    return run
+
+
+_define("gather(Tensor x, Tensor index, int dim=0) -> Tensor", _gather)
+_define("scatter(Tensor e, Tensor index, SymInt rows, str reduce, int dim=0) -> Tensor", _scatter)
+_define("node_dropout(Tensor x, Tensor? keys, float p, int site, int dim=0) -> Tensor", _node_dropout)
+for _schema in (
+    "halo_exchange(Tensor x, int slot, int dim=0) -> Tensor",
+    "halo_reduce(Tensor x, int slot, int dim=0) -> Tensor",
+    "relayout(Tensor x, int slot, int dim=0) -> Tensor",
+    "all_reduce(Tensor x, str op) -> Tensor",
+    "replicated_output(Tensor x) -> Tensor",
+    "sync_gradients(Tensor[] parameters) -> Tensor[]",
+):
+    _define(_schema, _crossing(_schema.split("(")[0]))
+
+gather = torch.ops.sylvie.gather.default
+scatter = torch.ops.sylvie.scatter.default
+node_dropout = torch.ops.sylvie.node_dropout.default
+halo_exchange = torch.ops.sylvie.halo_exchange.default
+halo_reduce = torch.ops.sylvie.halo_reduce.default
+relayout = torch.ops.sylvie.relayout.default
+all_reduce = torch.ops.sylvie.all_reduce.default
+replicated_output = torch.ops.sylvie.replicated_output.default
+sync_gradients = torch.ops.sylvie.sync_gradients.default
+
+CROSSING = frozenset({halo_exchange, halo_reduce, relayout, all_reduce, replicated_output, sync_gradients})
+"""Operators that only a machine can run."""

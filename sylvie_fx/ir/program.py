@@ -1,0 +1,243 @@
+"""A program: the FX graph of a captured model, what is known of every value, and everything the machine must bind."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from sylvie_fx.ir.placement import REPLICATED, Component, Layout, Placement, Rows
+from sylvie_fx.ir.rules import expression, shape_of
+
+KEY = "sylvie"
+"""The one key of ``node.meta`` under which :class:`Meta` lives."""
+
+_OURS = re.compile(r"[/\\](torch|torch_geometric|dgl|sylvie_fx)[/\\]")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+@dataclass
+class Meta:
+    """What the passes know of one value.
+
+    Attributes:
+        placement: Where its rows live; None before infer_placement. A tuple for an operator with several results.
+        static: It depends on the graph alone (split_prologue).
+        where: ``file:line`` of the user's code that made it.
+        module: Path of the module that made it, empty for the root.
+        site: For a dropout: its position among the dropouts of the forward pass, part of the mask's key.
+    """
+
+    placement: Placement | tuple[Placement, ...] | None = None
+    static: bool = False
+    where: str = ""
+    module: str = ""
+    site: int | None = None
+    crosses: bool = False
+
+
+@dataclass(frozen=True)
+class Input:
+    """One tensor that enters the program.
+
+    Attributes:
+        name: Name of its placeholder.
+        rows: Its placement.
+        static: Part of the graph's structure: it may be folded into the prologue.
+        path: How a person would name it: ``args[1]``, ``graph.ndata['feat']``, ``self.g``.
+    """
+
+    name: str
+    rows: Placement
+    static: bool
+    path: str
+
+
+@dataclass(frozen=True)
+class Localized:
+    """A main placeholder that is bound when data is sharded: a prologue result, laid out for one component.
+
+    Attributes:
+        value: Name of the prologue output.
+        placement: Rows of a component, or replicated.
+        index_into: For an index: the component whose rows it names, so that it is renumbered; None for plain data.
+        slot: For an index that reads halo rows: the exchange that brings them.
+    """
+
+    value: str
+    placement: Placement
+    index_into: int | None = None
+    slot: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.value} {self.placement}"
+        if self.index_into is not None:
+            text += f" -> #{self.index_into}"
+        return text + (f" slot {self.slot}" if self.slot is not None else "")
+
+
+@dataclass
+class Slot:
+    """One kind of exchange: which rows cross, for which index; bound to a plan when data is sharded.
+
+    Attributes:
+        number: The slot's number in the program.
+        kind: ``gather`` brings the remote rows that an index reads; ``relayout`` moves rows to another component.
+        source: Component of the rows that are sent.
+        target: Component whose ranks need them.
+        index: Prologue value that maps target rows to source rows; None for the identity (relayout).
+    """
+
+    number: int
+    kind: str
+    source: int
+    target: int
+    index: str | None
+
+    def __str__(self) -> str:
+        by = f" by {self.index}" if self.index else ""
+        return f"slot {self.number}: {self.kind} #{self.source} -> #{self.target}{by}"
+
+
+@dataclass
+class Program:
+    """The captured model on its way to the machine.
+
+    Attributes:
+        module: The main FX graph and the original parameters and buffers it reads.
+        inputs: What enters, in the order of the call's flattened tensors.
+        sizes: Row space name to its size expression in the capture's symbols.
+        mode: ``train`` or ``eval``.
+        prologue: Graph-only computation, run once on the whole graph; None before split_prologue.
+        components: Layouts by number. 0 is the entry layout of every space.
+        slots: Exchanges by number.
+        localized: Main placeholder name to what it is bound to.
+        counts: Main placeholder name to ``(component, space)``: number of this rank's rows.
+        numbers: Main placeholder name to the prologue output that holds a global number.
+    """
+
+    module: fx.GraphModule
+    inputs: list[Input]
+    sizes: dict[str, sympy.Expr]
+    mode: str
+    prologue: fx.GraphModule | None = None
+    components: dict[int, Component] = field(default_factory=dict)
+    slots: list[Slot] = field(default_factory=list)
+    localized: dict[str, Localized] = field(default_factory=dict)
+    counts: dict[str, tuple[int, str]] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The main graph."""
+        return self.module.graph
+
+    def space_of(self, size: sympy.Expr) -> str | None:
+        """The row space of a size expression, or None if no row symbol is in it."""
+        if not size.free_symbols:
+            return None
+        for name, known in self.sizes.items():
+            if known == size:
+                return name
+        names = {known: name for name, known in self.sizes.items() if known.is_Symbol}
+        space = str(size.subs({known: sympy.Symbol(name) for known, name in names.items()}))
+        self.sizes[space] = size
+        return space
+
+    def rows_of_shape(self, shape: tuple[sympy.Expr, ...]) -> Rows | None:
+        """The rows that a shape implies by itself: its one symbolic dimension; None without one or with several."""
+        found = [(d, s) for d, size in enumerate(shape) if (s := self.space_of(size)) is not None]
+        return Rows(found[0][1], found[0][0]) if len(found) == 1 else None
+
+    def component(self, space: str, layout: Layout) -> Component:
+        """A new component."""
+        number = max(self.components, default=0) + 1
+        self.components[number] = Component(number, space, layout)
+        return self.components[number]
+
+    def slot(self, kind: str, source: int, target: int, index: str | None) -> Slot:
+        """The slot of that exchange, made if there is none yet."""
+        for known in self.slots:
+            if (known.kind, known.source, known.target, known.index) == (kind, source, target, index):
+                return known
+        self.slots.append(Slot(len(self.slots), kind, source, target, index))
+        return self.slots[-1]
+
+    def snapshot(self) -> Program:
+        """A copy of the program as it stands, sharing parameters."""
+        return Program(
+            _copy_module(self.module), list(self.inputs), dict(self.sizes), self.mode,
+            _copy_module(self.prologue) if self.prologue is not None else None,
+            copy.copy(self.components), copy.copy(self.slots), dict(self.localized), dict(self.counts), dict(self.numbers),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        from sylvie_fx.ir.printing import program_text
+
+        return program_text(self)
+
+
+def _copy_module(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(module, graph)
+
+
+def meta(node: fx.Node) -> Meta:
+    """The typed metadata of a node, made on first use from what the capture recorded."""
+    known = node.meta.get(KEY)
+    if known is None:
+        known = node.meta[KEY] = Meta(where=user_line(node.meta.get("stack_trace")), module=_module_path(node))
+    assert isinstance(known, Meta)
+    return known
+
+
+def placement(node: fx.Node) -> Placement:
+    """Placement of a single-result node; replicated where nothing else is known."""
+    place = meta(node).placement
+    return place if isinstance(place, Rows) else REPLICATED
+
+
+def user_line(trace: str | None) -> str:
+    """The innermost ``file:line`` of a captured stack that is neither a framework's nor ours."""
+    frames = _FRAME.findall(trace or "")
+    own = [f for f in frames if not _OURS.search(f[0])] or frames
+    return f"{own[-1][0]}:{own[-1][1]}" if own else ""
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values()]
+    path = str(paths[-1]) if paths else ""
+    return path.removeprefix("model").removeprefix(".")
+
+
+def fake_value(node: fx.Node) -> Any:
+    """The fake result recorded for a node."""
+    return node.meta.get("val")
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether an FX argument is a node with a single tensor as result."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_number(node: Any) -> bool:
+    """Whether an FX argument is a node whose result is a symbolic or Python number."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
+
+
+def size_expression(node: fx.Node) -> sympy.Expr | None:
+    """The size expression of a symbolic integer node."""
+    value = node.meta.get("val")
+    return expression(value) if isinstance(value, (torch.SymInt, int)) else None
+
+
+def shape(node: fx.Node) -> tuple[sympy.Expr, ...]:
+    """Symbolic global shape of a node's tensor."""
+    return shape_of(node.meta.get("val"))
