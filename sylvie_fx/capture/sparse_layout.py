@@ -81,6 +81,7 @@ class Entries:
             row, col = self.row.index_select(0, moved), self.col.index_select(0, moved)
             return replace(self, row=row, col=col, value=value, order=wanted)
         key, group = torch.unique(key, return_inverse=True)
+        torch._check(key.shape[0] > 0)  # models ask whether there are edges, and the count is not known yet
         weights = self.weights()
         merged = weights.new_zeros((key.shape[0], *weights.shape[1:])).index_add(0, group, weights)
         row = torch.div(key, self.n_cols, rounding_mode="floor")

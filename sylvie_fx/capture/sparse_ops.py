@@ -191,7 +191,10 @@ def _cast(name: str) -> Handler:
 
     def convert(adj: StandInAdjacency, *args: Any, **kwargs: Any) -> Tensor:
         stored = adj.stored()
-        return adj.remade(stored.with_value(getattr(stored.weights(), name)(*args, **kwargs)))
+        weights = stored.weights()
+        converted = getattr(weights, name)(*args, **kwargs)
+        implicit = stored.value is None and converted.dtype is weights.dtype
+        return adj.remade(stored if implicit else stored.with_value(converted))
 
     return convert
 

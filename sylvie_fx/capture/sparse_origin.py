@@ -78,9 +78,6 @@ def follow(func: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         The result, or ``NotImplemented`` where the call has nothing to do with a remembered tensor.
     """
     name = getattr(func, "__name__", "")
-    if name == "stack" and args and _is_index_pair(args[0]) and _dim_of(args, kwargs) == 0:
-        row, col = args[0]
-        return remember(func(*args, **kwargs), IndexPair(row, col, Order.ANY))
     if name == "eye" and len(args) == 1:
         return remember(func(*args, **kwargs), Identity(args[0]))
     if name == "_convert_indices_from_coo_to_csr":
@@ -91,7 +88,7 @@ def follow(func: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     origin = origin_of(args[0]) if args else None
     if origin is None:
         return NotImplemented
-    if name in ("detach", "long", "contiguous", "clone"):
+    if name in ("detach", "long", "contiguous"):
         return remember(func(*args, **kwargs), origin)
     if isinstance(origin, IndexPair):
         return _follow_pair(name, origin, args)
@@ -109,7 +106,7 @@ def compressed(index: Tensor, size: int) -> Tensor:
 def expanded(pointers: Tensor, size: int, entries: int) -> Tensor:
     """The sorted index, int64 ``[entries]``, whose compressed form ``pointers``, ``[size + 1]``, is."""
     origin = origin_of(pointers)
-    if isinstance(origin, Pointers):
+    if isinstance(origin, Pointers) and origin.part is Part.ALL:
         return origin.index
     rows = torch.arange(size, device=pointers.device)
     return rows.repeat_interleave(pointers.diff(), output_size=entries)
@@ -147,14 +144,3 @@ def _follow_pointers(name: str, func: Call, origin: Pointers, args: tuple[Any, .
 def _part(value: object) -> Part | None:
     origin = origin_of(value)
     return origin.part if isinstance(origin, Pointers) else None
-
-
-def _is_index_pair(value: object) -> bool:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        return False
-    return all(isinstance(t, Tensor) and t.dtype == torch.int64 and t.dim() == 1 for t in value)
-
-
-def _dim_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    return int(dim)

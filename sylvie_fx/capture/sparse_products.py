@@ -78,16 +78,16 @@ def _sum(
 def _softmax(adj: StandInAdjacency, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """The softmax of each row's (or column's) entries; what is not stored counts as minus infinity."""
     merged = _typed(adj, dtype)
-    shifted, sums, index = _normalizers(merged, dim)
-    return adj.remade(merged.with_value(shifted.exp() / sums.index_select(0, index)), coalesced=True)
+    _, exponentials, sums = _shares(merged, dim)
+    return adj.remade(merged.with_value(exponentials / sums), coalesced=True)
 
 
 @handles("_sparse_log_softmax")
 def _log_softmax(adj: StandInAdjacency, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """The logarithm of the softmax."""
     merged = _typed(adj, dtype)
-    shifted, sums, index = _normalizers(merged, dim)
-    return adj.remade(merged.with_value(shifted - sums.index_select(0, index).log()), coalesced=True)
+    shifted, _, sums = _shares(merged, dim)
+    return adj.remade(merged.with_value(shifted - sums.log()), coalesced=True)
 
 
 def _typed(adj: StandInAdjacency, dtype: torch.dtype | None) -> Entries:
@@ -95,8 +95,8 @@ def _typed(adj: StandInAdjacency, dtype: torch.dtype | None) -> Entries:
     return merged if dtype is None else merged.with_value(merged.weights().to(dtype))
 
 
-def _normalizers(entries: Entries, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Values less their group's maximum ``[E]``, sums of their exponentials ``[N]``, and each entry's group ``[E]``."""
+def _shares(entries: Entries, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each entry less the largest of its row (or column), its exponential, and the row's sum of those: all ``[E]``."""
     by_row = dim % 2 == 1
     index, size = (entries.row, entries.n_rows) if by_row else (entries.col, entries.n_cols)
     weights = entries.weights()
@@ -104,7 +104,8 @@ def _normalizers(entries: Entries, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     place = index.view(-1, *[1] * (weights.dim() - 1)).expand_as(weights)
     top = start.scatter_reduce(0, place, weights.detach(), "amax", include_self=False)
     shifted = weights - top.index_select(0, index)
-    return shifted, _scattered(shifted.exp(), index, size), index
+    exponentials = shifted.exp()
+    return shifted, exponentials, _scattered(exponentials, index, size).index_select(0, index)
 
 
 def _scattered(values: Tensor, index: Tensor, size: int) -> Tensor:
@@ -117,7 +118,7 @@ def _spread(entries: Entries, dense: Tensor, reduce: str) -> Tensor:
     if entries.value is not None and entries.value.dim() > 1:
         refuse("a product with a sparse matrix whose values are vectors", "torch does not define it either")
     dim = max(dense.dim() - 2, 0)
-    torch._check(dense.shape[dim] == entries.n_cols)
+    torch._check(dense.shape[dim] == entries.n_cols, lambda: "the columns of the adjacency and the rows differ")
     messages = dense.index_select(dim, entries.col)
     if entries.value is not None:
         messages = messages * (entries.value if dense.dim() == 1 else entries.value.unsqueeze(-1))
