@@ -1,0 +1,294 @@
+"""Ranks as processes: exchanges over torch.distributed, gloo on the CPU and NCCL between GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sylvie_fx.ir.errors import CommError, OptionError
+from sylvie_fx.runtime.collectives import Collectives
+from sylvie_fx.runtime.failures import FailureBoard
+from sylvie_fx.runtime.in_process import InProcessGroup
+from sylvie_fx.runtime.transport import DEFAULT_TIMEOUT, Pending, Transport, check_buffers, something
+
+#: What torchrun tells each process, all of which a process group needs.
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: A background wait ends when its connection does; gloo wants a number nevertheless.
+_NO_LIMIT = timedelta(days=7)
+
+
+class ProcessGroupTransport(Collectives):
+    """The wire of one process; see Transport for the methods.
+
+    Args:
+        group: The process group, or None for the default one; its ranks are the ranks of this transport.
+        timeout: Seconds that a wait lasts at most.
+
+    Raises:
+        CommError: There is no process group, or this process is not in it.
+        OptionError: A timeout that is not positive.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        if not timeout > 0:
+            raise OptionError(f"a timeout is a positive number of seconds, not {timeout}")
+        if not dist.is_initialized():
+            raise CommError(
+                "there is no process group",
+                remedy="start the script with `python -m sylvie_fx run -n 2 script.py`, or call init_process_group",
+            )
+        self._group = group or dist.group.WORLD
+        if self._group is None or dist.get_rank(self._group) < 0:
+            raise CommError("this process is not a member of the process group")
+        self.rank, self.size, self.timeout = dist.get_rank(self._group), dist.get_world_size(self._group), timeout
+        self.bytes_sent = self.messages_sent = 0
+        self._backends = _backends(dist.get_backend_config(self._group))
+        if "cpu" not in self._backends:
+            self.control_device = torch.device("cuda", torch.cuda.current_device())
+        self._board = FailureBoard(dist.distributed_c10d._get_process_group_store(self._group), self.rank)
+        self._steps: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._stopped: str | None = None
+        self._owns_group = False
+
+    @classmethod
+    def from_environment(cls, timeout: float = DEFAULT_TIMEOUT) -> ProcessGroupTransport:
+        """The transport of the default group, which is made from torchrun's variables where there is none yet.
+
+        Args:
+            timeout: Seconds that a wait lasts at most, the first meeting of all ranks included.
+
+        Raises:
+            CommError: The variables are missing, or not all ranks came in time.
+        """
+        if dist.is_initialized():
+            return cls(timeout=timeout)
+        missing = [name for name in _VARIABLES if name not in os.environ]
+        if missing:
+            raise CommError(
+                f"there is no process group, and {', '.join(missing)} is not set",
+                remedy="start the script with `python -m sylvie_fx run -n 2 script.py` or with torchrun",
+            )
+        rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        try:
+            dist.init_process_group(_default_backend(), timeout=timedelta(seconds=timeout))
+        except RuntimeError as error:
+            raise CommError(
+                f"rank {rank} could not meet the other ranks within {timeout:g} s",
+                why=str(error).splitlines()[0],
+                remedy=f"look at the output of the other {int(size) - 1} processes",
+            ) from error
+        transport = cls(timeout=timeout)
+        transport._owns_group = True
+        return transport
+
+    def exchange(self, sends: Sequence[Tensor | None], receives: Sequence[Tensor | None], label: str) -> Pending:
+        """See Transport.exchange; every receive is posted before any send."""
+        check_buffers(self.rank, self.size, sends, "sends", label)
+        check_buffers(self.rank, self.size, receives, "receives", label)
+        with self._lock:
+            step = self._steps[label]
+            self._steps[label] += 1
+        name = f"{label!r} (step {step})"
+        if self._stopped:
+            raise CommError(f"rank {self.rank} can not start {name}: {self._stopped}")
+        incoming = {peer: t for peer, b in enumerate(receives) if peer != self.rank and (t := something(b)) is not None}
+        outgoing = {peer: t for peer, b in enumerate(sends) if peer != self.rank and (t := something(b)) is not None}
+        with self._lock:
+            self.messages_sent += len(outgoing)
+            self.bytes_sent += sum(t.numel() * t.element_size() for t in outgoing.values())
+        if _on_nccl([*incoming.values(), *outgoing.values()], self._backends):
+            return self._exchange_nccl(incoming, outgoing)
+        return self._exchange_gloo(incoming, outgoing, label, step, name)
+
+    def _exchange_gloo(
+        self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor], label: str, step: int, name: str
+    ) -> _HostPending:
+        pending = _HostPending(self, name)
+        peer = self.rank
+        try:
+            for peer, buffer in incoming.items():
+                # Two sends posted before two receives use one direction of the link at a time, at half the rate.
+                host = torch.empty_like(buffer, device="cpu") if buffer.is_cuda else buffer
+                work = dist.irecv(_raw(host), group=self._group, group_src=peer, tag=_tag(label, step, buffer))
+                pending.add(peer, work, host, buffer)
+            for peer, buffer in outgoing.items():
+                host = buffer.cpu()
+                work = dist.isend(_raw(host), group=self._group, group_dst=peer, tag=_tag(label, step, buffer))
+                pending.add(peer, work, host, None)
+        except RuntimeError as error:
+            raise self._lost(peer, name, error, 0.0) from error
+        return pending
+
+    def _exchange_nccl(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor]) -> _DevicePending:
+        receives = [dist.P2POp(dist.irecv, _raw(t), group=self._group, group_peer=p) for p, t in incoming.items()]
+        sends = [dist.P2POp(dist.isend, _raw(t), group=self._group, group_peer=p) for p, t in outgoing.items()]
+        operations = receives + sends
+        return _DevicePending(dist.batch_isend_irecv(operations) if operations else [])
+
+    def abort(self, reason: str) -> None:
+        """See Transport.abort; the connections of this rank are closed, so that nobody has to run into a timeout."""
+        if self._stopped is None:
+            self._stopped = f"this rank was aborted: {reason}"
+            self._board.report(self.rank, reason)
+            self._break_connections()
+
+    def close(self) -> None:
+        """See Transport.close; the process group is destroyed only where ``from_environment`` made it."""
+        if self._owns_group and dist.is_initialized():
+            self._owns_group = False
+            dist.destroy_process_group()
+        self._stopped = self._stopped or "its transport is closed"
+
+    def _lost(self, peer: int, name: str, error: RuntimeError | None, waited: float) -> CommError:
+        """The error of a wait that did not end well, after telling the others and asking them who is to blame."""
+        blocked = f"rank {self.rank} can not go on with {name}"
+        if self._stopped is not None:
+            return CommError(f"{blocked}: {self._stopped}")
+        closed = error is not None and "timed out" not in str(error).lower()
+        if closed:
+            reason, why = f"closed its connection during {name}", "its process ended or was killed"
+        else:
+            reason, why = f"sent nothing for {waited:.3g} s in {name}", "it hangs, is too slow, or does other work"
+        self._stopped = f"rank {peer} {reason} before"
+        self._board.report(peer, reason)
+        self._break_connections()
+        known = self._board.explain(peer)
+        if known is not None and known.culprit == known.observer:
+            peer, reason, why = known.culprit, "failed", known.reason
+        elif known is not None:
+            peer, reason, why = known.culprit, known.reason, f"rank {known.observer} saw it"
+        return CommError(f"{blocked}: rank {peer} {reason}", why=why, remedy=f"look at the output of rank {peer}")
+
+    def _break_connections(self) -> None:
+        """Close the connections to all peers: their waits on this rank end now instead of at their timeout."""
+        if self.size == 1 or self._backends.get("cpu") != "gloo":
+            return
+        # gloo has no call for it, but a receive that runs out closes every connection of its group.
+        peer = (self.rank + 1) % self.size
+        with contextlib.suppress(RuntimeError):
+            work = dist.irecv(torch.empty(1), group=self._group, group_src=peer, tag=0)
+            if work is not None:
+                work.wait(timedelta(milliseconds=1))
+
+
+class _HostPending:
+    """Messages through host memory, waited for in the calling thread unless somebody asks whether they are done."""
+
+    def __init__(self, transport: ProcessGroupTransport, name: str) -> None:
+        self._transport, self._name = transport, name
+        self._parts: list[tuple[int, dist.Work, Tensor, Tensor | None]] = []
+        self._watcher: threading.Thread | None = None
+        self._error: CommError | None = None
+
+    def add(self, peer: int, work: dist.Work | None, host: Tensor, target: Tensor | None) -> None:
+        """One message; ``host`` lives until it is through, and is copied to ``target`` where that is another tensor."""
+        assert work is not None, "gloo gives a work for every member of the group"
+        self._parts.append((peer, work, host, target))
+
+    def wait(self, timeout: float | None = None) -> None:
+        """See Pending.wait."""
+        timeout = self._transport.timeout if timeout is None else timeout
+        if self._watcher is not None:
+            self._watcher.join(timeout)
+            missing = [peer for peer, *_ in self._parts]
+            if self._watcher.is_alive() and missing:
+                raise self._transport._lost(missing[0], self._name, None, timeout)
+            if self._error is not None:
+                raise self._error
+        else:
+            self._drain(time.monotonic(), timeout)
+
+    def done(self) -> bool:
+        """See Pending.done; gloo can not be asked, so the first call starts a thread that waits."""
+        if not self._parts:
+            return True
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name=f"wait {self._name}", daemon=True)
+            self._watcher.start()
+        return not self._watcher.is_alive()
+
+    def _watch(self) -> None:
+        try:
+            self._drain(time.monotonic(), None)
+        except CommError as error:  # a thread's boundary: raised by wait
+            self._error = error
+
+    def _drain(self, started: float, timeout: float | None) -> None:
+        while self._parts:
+            peer, work, host, target = self._parts[0]
+            left = None if timeout is None else max(0.001, started + timeout - time.monotonic())
+            try:
+                work.wait(_NO_LIMIT if left is None else timedelta(seconds=left))
+            except RuntimeError as error:
+                raise self._transport._lost(peer, self._name, error, time.monotonic() - started) from error
+            if target is not None and target is not host:
+                target.copy_(host)
+            self._parts.pop(0)
+
+
+class _DevicePending:
+    """Messages between devices: ``wait`` orders the current stream after them and does not block the host."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = list(works)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """See Pending.wait; NCCL's own watchdog ends a process whose peer is gone."""
+        del timeout
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+
+    def done(self) -> bool:
+        """See Pending.done."""
+        return all(work.is_completed() for work in self._works)
+
+
+def default_transport(timeout: float = DEFAULT_TIMEOUT) -> Transport:
+    """The process group where there is one or torchrun's variables ask for one; else this process alone."""
+    if dist.is_initialized() or all(name in os.environ for name in _VARIABLES):
+        return ProcessGroupTransport.from_environment(timeout)
+    return InProcessGroup(1, timeout).transport(0)
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor: backends differ in the dtypes that they take, and none looks at the values."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _tag(label: str, step: int, buffer: Tensor) -> int:
+    """A tag in which label, step and size meet: what does not belong together is never delivered.
+
+    gloo ends a process that receives more bytes than it has room for, so the size has to be part of it. Tag 0 is spare.
+    """
+    size = buffer.numel() * buffer.element_size()
+    return zlib.crc32(f"{label}\0{step}\0{size}".encode()) % 0x7FFFFFFE + 1
+
+
+def _on_nccl(buffers: Sequence[Tensor], backends: Mapping[str, str]) -> bool:
+    return backends.get("cuda") == "nccl" and any(buffer.is_cuda for buffer in buffers)
+
+
+def _backends(config: str) -> dict[str, str]:
+    """``"cpu:gloo,cuda:nccl"`` as a mapping."""
+    return dict(entry.split(":", 1) for entry in config.split(","))
+
+
+def _default_backend() -> str:
+    """NCCL beside gloo where every local process has a GPU of its own, else gloo."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    if dist.is_nccl_available() and torch.cuda.is_available() and torch.cuda.device_count() >= local:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
+        return "cpu:gloo,cuda:nccl"
+    return "gloo"

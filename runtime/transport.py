@@ -1,0 +1,105 @@
+"""What the machine needs from a wire: exchanges, a few collectives, and errors that name a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from sylvie_fx.ir.errors import CommError
+
+ReduceOp = Literal["sum", "max", "min"]
+
+#: Seconds that a rank waits for another before it gives up, where nothing else is said.
+DEFAULT_TIMEOUT = 300.0
+
+
+@runtime_checkable
+class Pending(Protocol):
+    """An exchange in flight; its buffers belong to the transport until ``wait`` has returned."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until every buffer is received and every sent buffer is free again; a second call does nothing.
+
+        Args:
+            timeout: Seconds, or None for the transport's own.
+
+        Raises:
+            CommError: A peer died, raised or sent nothing in time; the text names it, the label and the step.
+        """
+
+    def done(self) -> bool:
+        """Whether ``wait`` would return, or raise, without blocking."""
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """The wire of one rank; calls with the same label must come in the same order on every rank.
+
+    Attributes:
+        rank: This rank, 0 to size - 1.
+        size: Number of ranks.
+        timeout: Seconds that a wait lasts at most.
+        bytes_sent: Payload bytes sent since the start.
+        messages_sent: Messages sent since the start.
+    """
+
+    rank: int
+    size: int
+    timeout: float
+    bytes_sent: int
+    messages_sent: int
+
+    def exchange(self, sends: Sequence[Tensor | None], receives: Sequence[Tensor | None], label: str) -> Pending:
+        """Start one message to and from every peer.
+
+        Args:
+            sends: Per peer a contiguous tensor of any dtype; None or zero elements: nothing. The own index is ignored.
+            receives: Per peer a preallocated contiguous tensor of the bytes that the peer sends; filled after ``wait``.
+            label: Names the exchange in errors, and keeps messages of different exchanges apart.
+
+        Raises:
+            CommError: The transport has failed or is closed, or the buffers are malformed.
+        """
+
+    def all_reduce(self, tensor: Tensor, label: str, op: ReduceOp = "sum") -> Tensor:
+        """Combine the tensors of all ranks in rank order: a new tensor, detached, with the same bits on every rank."""
+
+    def all_gather_object(self, value: Any, label: str) -> list[Any]:
+        """The small picklable values of all ranks, in rank order."""
+
+    def barrier(self, label: str) -> None:
+        """Return when every rank has called it."""
+
+    def abort(self, reason: str) -> None:
+        """Tell the others that this rank has failed: their waits raise a CommError with its name and the reason."""
+
+    def close(self) -> None:
+        """Release threads and connections; a second call does nothing."""
+
+
+def check_buffers(rank: int, size: int, buffers: Sequence[Tensor | None], what: str, label: str) -> None:
+    """Raise a CommError where an exchange was given a malformed list of buffers.
+
+    Args:
+        rank: The rank whose entry is ignored.
+        size: Number of entries that there must be.
+        buffers: One contiguous tensor or None for each peer.
+        what: "sends" or "receives", for the message.
+        label: The exchange, for the message.
+    """
+    if len(buffers) != size:
+        raise CommError(f"exchange {label!r} on rank {rank} was given {len(buffers)} {what} for {size} ranks")
+    for peer, buffer in enumerate(buffers):
+        if peer != rank and buffer is not None and not buffer.is_contiguous():
+            raise CommError(
+                f"exchange {label!r} on rank {rank}: the entry of rank {peer} in {what} is not contiguous",
+                why=f"its shape is {tuple(buffer.shape)} with strides {buffer.stride()}",
+                remedy="call .contiguous() first",
+            )
+
+
+def something(buffer: Tensor | None) -> Tensor | None:
+    """The buffer without its autograd history, or None where there is nothing to transfer."""
+    return None if buffer is None or buffer.numel() == 0 else buffer.detach()

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from transport_programs import DTYPES, autograd, counted, objects, polled, reductions, ring_of_dtypes, uneven
+
+from support import run_processes, run_processes_unchecked
+from sylvie_fx.ir.errors import CommError, OptionError
+from sylvie_fx.runtime.in_process import run_ranks
+from sylvie_fx.runtime.process_group import ProcessGroupTransport, default_transport
+from sylvie_fx.runtime.transport import Transport
+
+pytestmark = pytest.mark.dist
+
+PROGRAMS = {f.__name__: f for f in (ring_of_dtypes, uneven, reductions, objects, counted, polled, autograd)}
+
+
+def run_programs() -> dict[str, object]:
+    transport = ProcessGroupTransport.from_environment(20)
+    assert isinstance(transport, Transport)
+    results = {name: program(transport) for name, program in PROGRAMS.items()}
+    transport.close()
+    transport.close()
+    assert not dist.is_initialized()
+    return results
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_same_bits_as_in_process_ranks(size: int) -> None:
+    outcomes = run_processes(size, run_programs)
+    for name, program in PROGRAMS.items():
+        expected = run_ranks(size, program, timeout=20)
+        for rank in range(size):
+            assert _same(outcomes[rank][name], expected[rank]), (name, rank)
+    assert len(outcomes[0]["ring_of_dtypes"]) == len(DTYPES)
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, list):
+        return isinstance(other, list) and all(map(_same, one, other, strict=True))
+    if isinstance(one, dict):
+        return isinstance(other, dict) and all(_same(value, other[key]) for key, value in one.items())
+    return one == other
+
+
+def fail(how: str, culprit: int, timeout: float) -> tuple[str, str, float]:
+    """Rank ``culprit`` fails in its second step; the others give what they were told, twice, and how long it took."""
+    transport = default_transport(timeout)
+    transport.barrier("start")
+    transport.all_reduce(torch.ones(3), "loss")
+    if transport.rank == culprit:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif how == "exit":
+            raise SystemExit(3)
+        elif how == "abort":
+            transport.abort("ValueError: bad layer")
+            time.sleep(5)
+            return "", "", 0.0
+        elif how == "hang":
+            time.sleep(timeout + 3)
+            return "", "", 0.0
+    started = time.monotonic()
+    texts = []
+    for label in ("loss", "next"):
+        try:
+            transport.all_reduce(torch.ones(3), label)
+            texts.append("")
+        except CommError as error:
+            texts.append(str(error))
+    return texts[0], texts[1], time.monotonic() - started
+
+
+@pytest.mark.parametrize(
+    ("how", "culprit", "expected", "limit"),
+    [
+        ("kill", 2, "its process ended or was killed", 4),
+        ("kill", 0, "its process ended or was killed", 6),  # rank 0 takes the store with it
+        ("exit", 1, "its process ended or was killed", 4),
+        ("abort", 1, "failed. ValueError: bad layer", 4),
+        ("hang", 1, "sent nothing for 2.0", 6),
+        ("stop", 0, "sent nothing for 2.0", 9),  # the store does not answer either
+    ],
+)
+def test_a_failing_rank_is_named(how: str, culprit: int, expected: str, limit: float) -> None:
+    timeout = 2.0 if how in ("hang", "stop") else 20.0
+    outcomes = run_processes_unchecked(3, fail, how, culprit, timeout, timeout=18)
+    for rank, outcome in enumerate(outcomes):
+        if rank == culprit:
+            continue
+        assert outcome.error is None, outcome.error
+        first, second, seconds = outcome.value
+        assert f"rank {rank} can not go on with 'loss' (step 1): rank {culprit}" in first
+        assert expected in first
+        assert f"'next' (step 0): rank {culprit}" in second
+        assert seconds < limit
+
+
+def sizes_differ() -> str:
+    transport = ProcessGroupTransport.from_environment(2)
+    size = 3 + transport.rank
+    try:
+        transport.exchange([torch.ones(size)] * 2, [torch.empty(size), torch.empty(size)], "halo").wait()
+    except CommError as error:
+        return str(error)
+    return ""
+
+
+def test_messages_of_another_size_are_never_delivered() -> None:
+    # gloo would end the process of the receiver.
+    texts = run_processes(2, sizes_differ)
+    assert all("'halo' (step 0): rank" in text for text in texts)
+
+
+def poll_for_a_dead_rank() -> str:
+    transport = ProcessGroupTransport.from_environment(20)
+    transport.barrier("start")
+    if transport.rank == 1:
+        return ""
+    flight = transport.exchange([None] * 2, [None, torch.empty(4)], "stale")
+    while not flight.done():
+        time.sleep(0.01)
+    try:
+        flight.wait()
+    except CommError as error:
+        return str(error)
+    return "no error"
+
+
+def test_an_error_in_the_background_is_raised_by_wait() -> None:
+    text = run_processes_unchecked(2, poll_for_a_dead_rank, timeout=20)[0].value
+    assert "rank 1 closed its connection during 'stale' (step 0)" in text
+
+
+def subgroup() -> float:
+    dist.init_process_group("gloo")
+    group = dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        return 0.0
+    transport = ProcessGroupTransport(group, timeout=10)
+    total = transport.all_reduce(torch.tensor([float(dist.get_rank())]), "sum")
+    transport.close()
+    assert dist.is_initialized()
+    return float(total)
+
+
+def test_a_group_of_some_processes() -> None:
+    assert run_processes(3, subgroup) == [0.0, 3.0, 3.0]
+
+
+def alone_among_two() -> str:
+    if os.environ["RANK"] == "1":
+        return ""
+    try:
+        ProcessGroupTransport.from_environment(1)
+    except CommError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_that_never_comes() -> None:
+    text = run_processes(2, alone_among_two)[0]
+    assert "rank 0 could not meet the other ranks within 1 s" in text
+
+
+def test_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(CommError, match=r"RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not set. start the script"):
+        ProcessGroupTransport.from_environment()
+    with pytest.raises(CommError, match="no process group"):
+        ProcessGroupTransport()
+    with pytest.raises(OptionError, match="positive"):
+        ProcessGroupTransport(timeout=-1)
+    assert default_transport().size == 1
