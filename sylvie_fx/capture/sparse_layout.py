@@ -84,8 +84,8 @@ class Entries:
         torch._check(key.shape[0] > 0)  # models ask whether there are edges, and the count is not known yet
         weights = self.weights()
         merged = weights.new_zeros((key.shape[0], *weights.shape[1:])).index_add(0, group, weights)
-        row = torch.div(key, self.n_cols, rounding_mode="floor")
-        return replace(self, row=row, col=key - row * self.n_cols, value=merged, order=wanted)
+        row, col = (torch.zeros_like(key).scatter(0, group, index) for index in (self.row, self.col))
+        return replace(self, row=row, col=col, value=merged, order=wanted)
 
 
 def final_order(layout: torch.layout) -> Order:

@@ -297,6 +297,15 @@ def _joined(matrices: Sequence[Tensor], *args: object, **kwargs: object) -> Tens
     return refuse("sparse adjacencies joined into a larger matrix", "its rows are not the nodes of the graph any more")
 
 
+@handles("_is_view", "stride", "storage", "untyped_storage")
+def _memory(adj: StandInAdjacency, *args: object, **kwargs: object) -> object:
+    return refuse(
+        "a sparse adjacency where only plain tensors can go, such as a result of forward",
+        "what forward returns are rows of nodes or of edges",
+        "Return the product with it, or its values()",
+    )
+
+
 # --- helpers -------------------------------------------------------------------------------------------------------
 
 

@@ -69,13 +69,13 @@ def adjacency_parts(adj: Tensor) -> AdjacencyParts:
         if adj.requires_grad:
             adj = adj.coalesce()
         row, col = adj._indices().unbind(0)
-        value = adj.values() if adj.is_coalesced() else adj._values()
+        value = _values(adj) if adj.is_coalesced() else adj._values()
         return AdjacencyParts(row, col, value, adj.layout, adj.size(0), adj.is_coalesced())
     if adj.layout is torch.sparse_csr:
         row, col = _expanded(adj.crow_indices()), adj.col_indices().long()
     else:
         row, col = adj.row_indices().long(), _expanded(adj.ccol_indices())
-    return AdjacencyParts(row, col, adj.values(), adj.layout, adj.size(0), True)
+    return AdjacencyParts(row, col, _values(adj), adj.layout, adj.size(0), True)
 
 
 def rebuild_adjacency(
@@ -117,6 +117,11 @@ def rebuild_adjacency(
         why="only torch.sparse_coo, torch.sparse_csr and torch.sparse_csc can be made from a list of edges",
         remedy="Ask for one of them",
     )
+
+
+def _values(adj: Tensor) -> Tensor:
+    """The values ``[E]``, cut loose from the matrix where no gradient needs it: torch.export takes no view of one."""
+    return adj.values() if adj.requires_grad else adj.values().detach()
 
 
 def _expanded(pointers: Tensor) -> Tensor:

@@ -344,7 +344,8 @@ REFUSED: dict[str, tuple[Model, str]] = {
         "a sparse matrix whose values are vectors",
     ),
     "other layout's pieces": (lambda x, adj: adj.crow_indices(), "crow_indices() on a sparse matrix of layout"),
-    "below torch": (lambda x, adj: torch.ops.aten.relu(adj.detach()), "on a sparse adjacency"),
+    "returned": (lambda x, adj: (x, adj * 2), "a sparse adjacency where only plain tensors can go"),
+    "below torch": (lambda x, adj: torch.ops.aten.relu(adj.detach()), "a sparse adjacency"),
 }
 
 
@@ -355,7 +356,7 @@ def test_refused(name: str) -> None:
         captured(model, adjacency(20, COO, 0))
     assert text in str(caught.value)
     assert caught.value.where is not None
-    assert "test_sparse.py" in caught.value.where
+    assert name == "returned" or "test_sparse.py" in caught.value.where
 
 
 def test_refused_layouts_and_shapes() -> None:
@@ -382,6 +383,13 @@ def test_parts_make_the_adjacency_again(layout: torch.layout) -> None:
     assert parts.value.requires_grad
     ones = rebuild_adjacency(parts.row, parts.col, None, 12, 12, layout).values if layout is not COO else None
     assert ones is None or ones().eq(1).all()
+
+
+@LAYOUTS
+def test_parts_are_no_views_of_a_sparse_tensor(layout: torch.layout) -> None:
+    parts = adjacency_parts(adjacency(12, layout, 3))
+    for part in (parts.row, parts.col, parts.value):
+        assert not part._is_view() or part._base.layout is torch.strided
 
 
 def test_parts_keep_repeated_entries_in_their_order() -> None:
