@@ -90,6 +90,13 @@ def keyed_dropout(x: Tensor, keys: Tensor, p: float, key: int, dim: int = 0) -> 
     return x * (mask.to(x.dtype) / (1.0 - p)).movedim(0, dim)
 
 
+def _update_running(mean: Tensor, variance: Tensor, new_mean: Tensor, new_variance: Tensor, rows: int, momentum: float) -> None:
+    with torch.no_grad():
+        unbiased = new_variance.detach() * (rows / max(rows - 1, 1))
+        mean.lerp_(new_mean.detach().to(mean.dtype), momentum)
+        variance.lerp_(unbiased.to(variance.dtype), momentum)
+
+
 def _needs_machine(name: str) -> SylvieError:
     return SylvieError(f"sylvie::{name} crosses ranks", remedy="run the program through a Machine")
 
@@ -109,6 +116,10 @@ def _crossing(name: str) -> object:
 _define("gather(Tensor x, Tensor index, int dim=0) -> Tensor", _gather)
 _define("scatter(Tensor e, Tensor index, SymInt rows, str reduce, int dim=0) -> Tensor", _scatter)
 _define("node_dropout(Tensor x, Tensor? keys, float p, int site, int dim=0) -> Tensor", _node_dropout)
+_define(
+    "update_running(Tensor(a!) mean, Tensor(b!) variance, Tensor new_mean, Tensor new_variance, SymInt rows, float momentum) -> ()",
+    _update_running,
+)
 for _schema in (
     "halo_exchange(Tensor x, int slot, int dim=0) -> Tensor",
     "halo_reduce(Tensor x, int slot, int dim=0) -> Tensor",
@@ -122,6 +133,7 @@ for _schema in (
 gather = torch.ops.sylvie.gather.default
 scatter = torch.ops.sylvie.scatter.default
 node_dropout = torch.ops.sylvie.node_dropout.default
+update_running = torch.ops.sylvie.update_running.default
 halo_exchange = torch.ops.sylvie.halo_exchange.default
 halo_reduce = torch.ops.sylvie.halo_reduce.default
 relayout = torch.ops.sylvie.relayout.default

@@ -61,6 +61,7 @@ class Layout:
             component; ``concat``, other components one after the other; ``blocks``, contiguous blocks.
         index: For ``by``: the name of the prologue value that holds the index.
         target: For ``by``: the component that the index points into.
+        target_space: For ``by``: its row space.
         parts: For ``slice`` and ``concat``: the components meant, in order; ``slice`` counts its start from the
             global sizes of the components before ``position``.
         position: For ``slice``: which of ``parts`` this component is; ``parts[0]`` is then the whole.
@@ -69,12 +70,13 @@ class Layout:
     kind: str
     index: str | None = None
     target: int | None = None
+    target_space: str = NODES
     parts: tuple[int, ...] = ()
     position: int = 0
 
     def __str__(self) -> str:
         if self.kind == "by":
-            return f"by {self.index} into #{self.target}"
+            return f"by {self.index} into {self.target_space}#{self.target}"
         if self.kind == "concat":
             return "concat of " + ", ".join(f"#{p}" for p in self.parts)
         if self.kind == "slice":

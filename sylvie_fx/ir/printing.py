@@ -48,6 +48,8 @@ def statement(program: Program, node: fx.Node) -> str:
             return f"{node.name} = count(#{program.counts[node.name][0]} {program.counts[node.name][1]})"
         if node.name in program.numbers:
             return f"{node.name} = number({program.numbers[node.name]})"
+        if node.name in program.row_ids:
+            return f"{node.name} = row_ids(#{program.row_ids[node.name][0]} {program.row_ids[node.name][1]})"
         return f"{node.name} = input()"
     if node.op == "get_attr":
         return f"{node.name} = self.{str(node.target).removeprefix('model.')}"

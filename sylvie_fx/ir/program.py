@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch import fx
 
-from sylvie_fx.ir.placement import REPLICATED, Component, Layout, Placement, Rows
+from sylvie_fx.ir.placement import NODES, REPLICATED, Component, Layout, Placement, Rows
 from sylvie_fx.ir.rules import expression, shape_of
 
 KEY = "sylvie"
@@ -66,18 +66,20 @@ class Localized:
         value: Name of the prologue output.
         placement: Rows of a component, or replicated.
         index_into: For an index: the component whose rows it names, so that it is renumbered; None for plain data.
+        index_space: Its row space.
         slot: For an index that reads halo rows: the exchange that brings them.
     """
 
     value: str
     placement: Placement
     index_into: int | None = None
+    index_space: str = NODES
     slot: int | None = None
 
     def __str__(self) -> str:
         text = f"{self.value} {self.placement}"
         if self.index_into is not None:
-            text += f" -> #{self.index_into}"
+            text += f" -> {self.index_space}#{self.index_into}"
         return text + (f" slot {self.slot}" if self.slot is not None else "")
 
 
@@ -88,20 +90,21 @@ class Slot:
     Attributes:
         number: The slot's number in the program.
         kind: ``gather`` brings the remote rows that an index reads; ``relayout`` moves rows to another component.
-        source: Component of the rows that are sent.
-        target: Component whose ranks need them.
+        source: Component of the rows that are sent, and its row space.
+        target: Component whose ranks need them, and its row space.
         index: Prologue value that maps target rows to source rows; None for the identity (relayout).
     """
 
     number: int
     kind: str
-    source: int
-    target: int
+    source: tuple[int, str]
+    target: tuple[int, str]
     index: str | None
 
     def __str__(self) -> str:
         by = f" by {self.index}" if self.index else ""
-        return f"slot {self.number}: {self.kind} #{self.source} -> #{self.target}{by}"
+        (source, source_space), (target, target_space) = self.source, self.target
+        return f"slot {self.number}: {self.kind} {source_space}#{source} -> {target_space}#{target}{by}"
 
 
 @dataclass
@@ -119,6 +122,7 @@ class Program:
         localized: Main placeholder name to what it is bound to.
         counts: Main placeholder name to ``(component, space)``: number of this rank's rows.
         numbers: Main placeholder name to the prologue output that holds a global number.
+        row_ids: Main placeholder name to ``(component, space)``: the global indices of this rank's rows.
     """
 
     module: fx.GraphModule
@@ -131,6 +135,7 @@ class Program:
     localized: dict[str, Localized] = field(default_factory=dict)
     counts: dict[str, tuple[int, str]] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
+    row_ids: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:
@@ -160,7 +165,7 @@ class Program:
         self.components[number] = Component(number, space, layout)
         return self.components[number]
 
-    def slot(self, kind: str, source: int, target: int, index: str | None) -> Slot:
+    def slot(self, kind: str, source: tuple[int, str], target: tuple[int, str], index: str | None) -> Slot:
         """The slot of that exchange, made if there is none yet."""
         for known in self.slots:
             if (known.kind, known.source, known.target, known.index) == (kind, source, target, index):
@@ -168,12 +173,29 @@ class Program:
         self.slots.append(Slot(len(self.slots), kind, source, target, index))
         return self.slots[-1]
 
+    def bound_input(self, table: dict[str, Any], prefix: str, key: Any, val: Any, place: Placement) -> fx.Node:
+        """The main placeholder that ``table`` binds to ``key``, made in front of the graph if there is none yet."""
+        for name, known in table.items():
+            if known == key:
+                return next(n for n in self.graph.nodes if n.name == name)
+        with self.graph.inserting_before(next(iter(self.graph.nodes))):
+            node = self.graph.placeholder(prefix)
+        node.meta["val"] = val
+        node.meta[KEY] = Meta(placement=place, static=True)
+        table[node.name] = key
+        return node
+
+    def count(self, component: int, space: str, val: Any) -> fx.Node:
+        """The placeholder of this rank's number of rows of a component."""
+        return self.bound_input(self.counts, f"rows_{component}", (component, space), val, REPLICATED)
+
     def snapshot(self) -> Program:
         """A copy of the program as it stands, sharing parameters."""
         return Program(
             _copy_module(self.module), list(self.inputs), dict(self.sizes), self.mode,
             _copy_module(self.prologue) if self.prologue is not None else None,
             copy.copy(self.components), copy.copy(self.slots), dict(self.localized), dict(self.counts), dict(self.numbers),
+            dict(self.row_ids),
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -217,9 +239,9 @@ def _module_path(node: fx.Node) -> str:
     return path.removeprefix("model").removeprefix(".")
 
 
-def fake_value(node: fx.Node) -> Any:
-    """The fake result recorded for a node."""
-    return node.meta.get("val")
+def halo_count(slot: int) -> int:
+    """The key in ``Program.counts`` of own plus halo rows of a slot (components are 0 and above)."""
+    return -1 - slot
 
 
 def is_tensor(node: Any) -> bool:

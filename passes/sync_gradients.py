@@ -1,0 +1,78 @@
+"""Gradients of what is replicated: one bucketed all_reduce for the parameters, and no double counting of the loss."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from sylvie_fx.ir import ops
+from sylvie_fx.ir.placement import REPLICATED, Rows
+from sylvie_fx.ir.program import Program, is_tensor, meta
+from sylvie_fx.passes.base import Pass, PassContext
+from sylvie_fx.passes.build import Builder
+
+
+@dataclass(frozen=True)
+class SyncGradients(Pass):
+    """Read parameters through one ``sync_gradients`` and return replicated results through ``replicated_output``.
+
+    Requires: infer-placement, global-reductions.
+    Ensures: outside the program every gradient of a replicated tensor is the whole gradient, the same on every rank;
+    inside it every rank holds a term of it. The backward of ``sync_gradients`` sums the terms, once, in one bucket.
+
+    Before::
+
+        w = self.lin.weight
+        out = aten.linear(x, w)
+
+    After::
+
+        w = self.lin.weight
+        sync = sylvie.sync_gradients([w])
+        w_1 = getitem(sync, 0)
+        out = aten.linear(x, w_1)
+    """
+
+    name: ClassVar[str] = "sync-gradients"
+
+    def run(self, program: Program, context: PassContext) -> Program:
+        """Wrap parameters and replicated inputs, then replicated outputs."""
+        graph = program.graph
+        if any(n.target is ops.sync_gradients for n in graph.nodes):
+            return program
+        parameters = [n for n in graph.nodes if _is_differentiable(program, n)]
+        if parameters:
+            anchor = next(n for n in graph.nodes if n.op not in ("placeholder", "get_attr"))
+            for node in parameters:  # all of them in front of what reads them
+                if node.op == "get_attr":
+                    anchor.prepend(node)
+            builder = Builder(anchor)
+            sync = builder.call(ops.sync_gradients, parameters, val=[n.meta["val"] for n in parameters], place=REPLICATED)
+            meta(sync).where = meta(sync).module = ""
+            for i, node in enumerate(parameters):
+                item = builder.call(operator.getitem, sync, i, val=node.meta["val"], place=REPLICATED)
+                item.name = f"{node.name}_synced"
+                meta(item).where = meta(item).module = ""
+                node.replace_all_uses_with(item, delete_user_cb=lambda u, s=sync: u is not s)  # type: ignore[misc]
+        output = next(n for n in graph.nodes if n.op == "output")
+        results = list(output.args[0])  # type: ignore[arg-type]
+        for i, value in enumerate(results):
+            if is_tensor(value) and not isinstance(meta(value).placement, Rows) and value.meta["val"].dtype.is_floating_point:  # type: ignore[union-attr,arg-type]
+                results[i] = Builder(output).call(ops.replicated_output, value, val=value.meta["val"], place=REPLICATED)  # type: ignore[union-attr]
+        output.args = (results,)
+        return program
+
+
+def _is_differentiable(program: Program, node: fx.Node) -> bool:
+    if node.op == "get_attr":
+        value = program.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        return isinstance(value, torch.Tensor) and value.requires_grad
+    entry = next((i for i in program.inputs if i.name == node.name), None)
+    return bool(node.op == "placeholder" and entry and not entry.static and not isinstance(entry.rows, Rows)
+                and is_tensor(node) and node.meta["val"].dtype.is_floating_point)  # fmt: skip

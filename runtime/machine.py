@@ -1,0 +1,144 @@
+"""Runs the main graph of a program on one rank: local operators as they are, crossing ones over the transport."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from sylvie_fx.ir import ops
+from sylvie_fx.ir.program import Program
+from sylvie_fx.runtime.bind import Bound
+from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients
+from sylvie_fx.runtime.transport import Transport
+
+
+class Machine:
+    """One rank's executor of a bound program.
+
+    Args:
+        program: The rewritten program.
+        bound: Prologue results, plans and counts of this rank.
+        transport: How ranks talk.
+        device: Where the rows live.
+        seed: Seed of dropout masks.
+    """
+
+    def __init__(self, program: Program, bound: Bound, transport: Transport, device: torch.device, seed: int) -> None:
+        self.program, self.bound, self.transport, self.seed = program, bound, transport, seed
+        self.links = {
+            slot.number: Link.make(bound.plans[slot.number], transport, f"exchange {slot.number}", device)
+            for slot in program.slots
+        }  # fmt: skip
+        self._relayout = {n: link.plan.local_index.to(device) for n, link in self.links.items() if program.slots[n].kind == "relayout"}
+        self._nodes = list(program.graph.nodes)
+        self._last_use = _last_uses(program.graph)
+        self._step = 0
+        self._crossing: dict[Any, Callable[..., Any]] = {
+            ops.halo_exchange: self._halo_exchange,
+            ops.halo_reduce: self._halo_reduce,
+            ops.relayout: self._moved,
+            ops.all_reduce: self._all_reduce,
+            ops.replicated_output: self._replicated_output,
+            ops.sync_gradients: self._sync_gradients,
+            ops.node_dropout: self._dropout,
+        }
+
+    def run(self, inputs: Mapping[str, Tensor], step: int) -> list[Any]:
+        """One forward pass.
+
+        Args:
+            inputs: Dynamic inputs by placeholder name, this rank's rows.
+            step: Number of the training step: part of the dropout masks' key, and named in errors.
+
+        Returns:
+            The results in the order of the captured output.
+        """
+        self._step = step
+        values: dict[fx.Node, Any] = {}
+        for node in self._nodes:
+            if node.op == "placeholder":
+                values[node] = self.bound.values[node.name] if node.name in self.bound.values else inputs[node.name]
+            elif node.op == "get_attr":
+                values[node] = operator.attrgetter(str(node.target))(self.program.module)
+            elif node.op == "output":
+                return list(_lookup(node.args[0], values))
+            else:
+                args, kwargs = _lookup(node.args, values), _lookup(node.kwargs, values)
+                values[node] = self._crossing.get(node.target, node.target)(*args, **kwargs)  # type: ignore[arg-type,operator]
+            for used in self._last_use.get(node, ()):
+                values.pop(used, None)
+        raise AssertionError("a program ends with an output")
+
+    def _label(self, text: str) -> str:
+        return f"{text} step {self._step}"
+
+    def _link(self, slot: int) -> Link | None:
+        link = self.links[slot]
+        if link.plan.total == 0:
+            return None
+        return Link(link.plan, link.send_rows, link.transport, self._label(link.label))
+
+    def _halo_exchange(self, x: Tensor, slot: int, dim: int = 0) -> Tensor:
+        link = self._link(slot)
+        return x if link is None else _along(dim, x, lambda rows: HaloExchange.apply(rows, link))
+
+    def _halo_reduce(self, x: Tensor, slot: int, dim: int = 0) -> Tensor:
+        link = self._link(slot)
+        return x if link is None else _along(dim, x, lambda rows: HaloReduce.apply(rows, link))
+
+    def _moved(self, x: Tensor, slot: int, dim: int = 0) -> Tensor:
+        link = self._link(slot)
+        if link is None:
+            return x
+        return _along(dim, x, lambda rows: HaloExchange.apply(rows, link).index_select(0, self._relayout[slot]))
+
+    def _all_reduce(self, x: Tensor, op: str) -> Tensor:
+        if op == "sum":
+            return AllReduce.apply(x, self.transport, self._label("all_reduce"))  # type: ignore[no-any-return,no-untyped-call]
+        return self.transport.all_reduce(x.detach(), self._label("all_reduce"), op)  # type: ignore[arg-type]
+
+    def _replicated_output(self, x: Tensor) -> Tensor:
+        return ReplicatedOutput.apply(x, self.transport.rank)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _sync_gradients(self, parameters: list[Tensor]) -> tuple[Tensor, ...]:
+        return SyncGradients.apply(self.transport, self._label("parameters"), *parameters)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _dropout(self, x: Tensor, keys: Tensor | None, p: float, site: int, dim: int = 0) -> Tensor:
+        if keys is None:
+            keys = torch.arange(x.shape[0] if x.dim() else 1, device=x.device)
+        return ops.keyed_dropout(x if x.dim() else x.view(1), keys, p, dropout_key(self.seed, self._step, site), dim).view(x.shape)
+
+
+def dropout_key(seed: int, step: int, site: int) -> int:
+    """The key of one dropout's mask: a mix of seed, step and call site."""
+    key = seed & 0xFFFFFFFFFFFFFFFF
+    for part in (step, site):
+        key = ((key ^ part) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
+        key ^= key >> 29
+    return key
+
+
+def _along(dim: int, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    if dim == 0:
+        return run(x.contiguous())
+    return run(x.movedim(dim, 0).contiguous()).movedim(0, dim)
+
+
+def _lookup(value: Any, values: Mapping[fx.Node, Any]) -> Any:
+    return fx.node.map_arg(value, lambda n: values[n])
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """Node to the values that nothing reads after it."""
+    last: dict[fx.Node, list[fx.Node]] = {}
+    seen: set[fx.Node] = set()
+    for node in reversed(list(graph.nodes)):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                last.setdefault(node, []).append(used)
+    return last
