@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import multiprocessing
 import os
+import pickle
 import socket
 import time
 import traceback
@@ -80,7 +81,7 @@ def run_processes_unchecked(size: int, fn: Callable[..., Any], *args: Any, timeo
         value, error, seconds = None, f"no result within {timeout:g} s", float("nan")
         if wait([pipe], max(0.0, deadline - time.monotonic())):
             try:
-                value, error, seconds = pipe.recv()
+                value, error, seconds = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 error, seconds = "died without a result", timeout - (deadline - time.monotonic())
         process.join(max(0.0, min(10.0, deadline - time.monotonic())))
@@ -109,7 +110,8 @@ def _rank_main(pipe: Connection, rank: int, size: int, port: int, source: tuple[
         result = (_load(*source)(*args), None)
     except BaseException:  # a process boundary: shown by the test
         result = (None, traceback.format_exc())
-    pipe.send((*result, time.monotonic() - started))
+    # Not pipe.send: torch would share the memory of tensors, which ends with this process.
+    pipe.send_bytes(pickle.dumps((*result, time.monotonic() - started)))
     pipe.close()
 
 

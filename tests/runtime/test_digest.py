@@ -26,9 +26,9 @@ class Options:
 VALUES = [
     torch.arange(6), torch.arange(6).reshape(2, 3), torch.arange(6.0), torch.arange(6) == 1, torch.zeros(0), None,
     torch.eye(2).to_sparse(), torch.eye(3).to_sparse_csr(), torch.ones(3, dtype=torch.bfloat16), np.arange(6),
-    np.arange(6.0), torch.tensor(1), 1, 1.0, True, "1", b"1", [1, 2], [[1], 2], [[1, 2]], {"a": 1}, {"a": {"b": 1}}, {1, 2},
-    Colour.RED, Colour.BLUE, Options(), Options(bits=2), 2**70, -1, float("nan"), complex(1, 2), np.float32(1), "",
-    [], {}, (("a",), "b"),
+    np.arange(6.0), torch.tensor(1), 1, 1.0, True, "1", b"1", [1, 2], [[1], 2], [[1, 2]], {"a": 1}, {"a": {"b": 1}},
+    {1, 2}, Colour.RED, Colour.BLUE, Options(), Options(bits=2), 2**70, -1, float("nan"), complex(1, 2), np.float32(1),
+    "", [], {}, (("a",), "b"),
 ]  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_equal_values_have_equal_digests() -> None:
     assert digest([1, "a"]) == digest((1, "a"))
     assert digest(torch.ones(2, requires_grad=True)) == digest(torch.ones(2))
     # A fixed value: digests of different processes and machines are compared.
-    assert digest(torch.arange(3)) == "0b4ef3f7fb8df3c04a9a9ef8ce7d9c42"
+    assert digest(torch.arange(3)) == "a00fa0ca4321a0a7a13674ebeef02fa9"
 
 
 def test_unknown_types_are_refused() -> None:
