@@ -1,0 +1,247 @@
+"""A DGL graph over symbolic tensors: the graph API that models use, in plain torch gathers and scatters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from sylvie_fx.capture.dgl_index import Size, StandInIndex, refusal
+from sylvie_fx.capture.dgl_len import symbolic_len
+from sylvie_fx.capture.dgl_promises import Ledger, Promise, Replay, tag
+from sylvie_fx.dgl import dgl
+
+_REFUSED = (
+    "send_and_recv", "pull", "push", "prop_nodes", "prop_edges", "adj", "adj_external", "adj_tensors",
+    "adj_sparse", "adjacency_matrix", "inc", "edge_subgraph", "node_subgraph", "subgraph", "in_subgraph",
+    "out_subgraph", "khop_in_subgraph", "khop_out_subgraph", "line_graph", "has_edges_between", "edge_ids",
+    "in_edges", "out_edges", "predecessors", "successors", "add_nodes", "remove_nodes", "sample_neighbors",
+    "to_networkx", "reorder_graph", "filter_nodes", "filter_edges", "set_batch_num_nodes",
+    "set_batch_num_edges", "shared_memory", "metagraph",
+)  # fmt: skip
+
+
+class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
+    """A homogeneous graph whose edges are (symbolic) tensors; use it within :func:`patched_dgl`.
+
+    Args:
+        src: Source of each edge, ``[E]``.
+        dst: Destination of each edge, ``[E]``.
+        marker: Any tensor with one row for each node, ``[N, ...]``: only its size is read. Or ``N`` itself.
+        ndata: Features of nodes, ``[N, ...]`` each.
+        edata: Features of edges, ``[E, ...]`` each.
+        real: The graph that decides Python branches on degrees and the like; None to expect the ordinary outcome.
+    """
+
+    def __init__(
+        self,
+        src: Tensor,
+        dst: Tensor,
+        marker: Tensor | Size,
+        ndata: Mapping[str, Tensor] | None = None,
+        edata: Mapping[str, Tensor] | None = None,
+        *,
+        real: Any = None,
+    ) -> None:
+        num_nodes = marker.shape[0] if isinstance(marker, Tensor) else marker
+        ledger = Ledger(real)
+        self._set_up(StandInIndex(src, dst, num_nodes), ledger, lambda graph: graph)
+        tag(src, ledger, lambda graph: graph.edges()[0])
+        tag(dst, ledger, lambda graph: graph.edges()[1])
+        with symbolic_len():
+            for name, value in (ndata or {}).items():
+                self.ndata[name] = tag(value, ledger, lambda graph, name=name: graph.ndata[name])
+            for name, value in (edata or {}).items():
+                self.edata[name] = tag(value, ledger, lambda graph, name=name: graph.edata[name])
+
+    def _set_up(self, index: StandInIndex, ledger: Ledger, replay: Replay) -> None:
+        self._ledger, self._replay = ledger, replay
+        self._init(index, ["_N"], ["_E"], None, None)
+
+    def derive(self, index: StandInIndex, transform: Callable[[Any], Any]) -> StandInGraph:
+        """Another graph without features, that ``transform`` makes of the real one."""
+        derived = StandInGraph.__new__(StandInGraph)
+        replay = self._replay
+        derived._set_up(index, self._ledger, lambda graph: transform(replay(graph)))
+        return derived
+
+    @property
+    def promises(self) -> list[Promise]:
+        """What the branches met so far took for granted, of this graph and of those derived from it."""
+        return self._ledger.promises
+
+    def run_promises(self, graph: Any) -> None:
+        """Check every promise on a real graph.
+
+        Raises:
+            Exception: What the model itself raises for such a graph, such as DGL's ``DGLError``.
+            CaptureError: The graph takes another branch than the captured program.
+        """
+        for promise in self.promises:
+            promise.check(graph)
+
+    def watch(self, value: Tensor, real: Tensor) -> None:
+        """Let branches on another input be decided and checked like those on the graph.
+
+        Args:
+            value: The input as the model sees it while it is captured.
+            real: Its real value.
+        """
+        tag(value, self._ledger, lambda graph: real)
+
+    # Sizes, types, devices.
+
+    @property
+    def device(self) -> torch.device:
+        """Where the edges are."""
+        return self._graph.src.device
+
+    def to(self, device: Any, **kwargs: Any) -> StandInGraph:
+        """The graph itself: it lies where the model's inputs lie."""
+        wanted = None if device is None else torch.device(device)
+        if wanted is not None and wanted.type != self.device.type:
+            raise refusal(
+                f"a move to {wanted}",
+                f"the inputs are on {self.device}",
+                remedy="move the model and the graph to one device before",
+            )
+        return self
+
+    def cpu(self) -> StandInGraph:
+        """The graph itself, if it is there."""
+        return self.to("cpu")
+
+    def batch_num_nodes(self, ntype: str | None = None) -> OneBatch:
+        """One graph with all nodes."""
+        return OneBatch((self.num_nodes(),))
+
+    def batch_num_edges(self, etype: Any = None) -> OneBatch:
+        """One graph with all edges."""
+        return OneBatch((self.num_edges(),))
+
+    def __getitem__(self, key: Any) -> StandInGraph:
+        if key not in ("_E", ("_N", "_E", "_N"), slice(None)):
+            raise dgl.DGLError(f'Invalid key "{key}". Must be one of the edge types.')
+        return copy.copy(self)
+
+    def clone(self) -> StandInGraph:
+        """A copy with features of its own."""
+        other: StandInGraph = self.local_var()
+        return other
+
+    # Structure.
+
+    def find_edges(self, eid: Tensor, etype: Any = None) -> tuple[Tensor, Tensor]:
+        """Ends of the edges with the given ids, ``[M]`` each."""
+        eid = dgl.utils.prepare_tensor(self, eid, "eid")
+        return self._graph.src.index_select(0, eid), self._graph.dst.index_select(0, eid)
+
+    def has_nodes(self, vid: Any, ntype: str | None = None) -> Any:
+        """Whether there are nodes with these ids."""
+        return (vid >= 0) & (vid < self.num_nodes())
+
+    def in_degrees(self, v: Any = dgl.base.ALL, etype: Any = None) -> Any:
+        """Number of edges into each node, ``[N]``, or into the nodes ``v``."""
+        return self._degrees(v, incoming=True)
+
+    def out_degrees(self, u: Any = dgl.base.ALL, etype: Any = None) -> Any:
+        """Number of edges out of each node, ``[N]``, or out of the nodes ``u``."""
+        return self._degrees(u, incoming=False)
+
+    def _degrees(self, nodes: Any, incoming: bool) -> Any:
+        replay = self._replay
+        degrees = tag(
+            self._graph.degrees(incoming),
+            self._ledger,
+            lambda graph: replay(graph).in_degrees() if incoming else replay(graph).out_degrees(),
+        )
+        if dgl.base.is_all(nodes):
+            return degrees
+        found = degrees.index_select(0, dgl.utils.prepare_tensor(self, nodes, "nodes"))
+        return found.item() if isinstance(nodes, int) else found
+
+    def add_edges(self, u: Any, v: Any, data: Mapping[str, Tensor] | None = None, etype: Any = None) -> None:
+        """Append edges between nodes that exist, in place."""
+        u, v = dgl.utils.prepare_tensor(self, u, "u"), dgl.utils.prepare_tensor(self, v, "v")
+        size = v.shape[0] if isinstance(u.shape[0], int) and u.shape[0] == 1 else u.shape[0]
+        u, v = u.expand(size), v.expand(size)
+        old = self._graph
+        self._graph = StandInIndex(torch.cat([old.src, u]), torch.cat([old.dst, v]), old.size)
+        self._replay = _unknown
+        if data is None:
+            self._edge_frames[0].add_rows(size)
+        else:
+            self._edge_frames[0].append(dict(data))
+
+    def remove_edges(self, eids: Any, etype: Any = None, store_ids: bool = False) -> None:
+        """Remove edges by their ids, in place; the others keep their order."""
+        eids = dgl.utils.prepare_tensor(self, eids, "eids")
+        keep = torch.ones_like(self._graph.src, dtype=torch.bool).index_fill(0, eids.long(), False)
+        kept = keep.nonzero().squeeze(-1)
+        old = self._graph
+        self._graph = StandInIndex(old.src.index_select(0, kept), old.dst.index_select(0, kept), old.size)
+        self._edge_frames = [self._edge_frames[0].subframe(kept)]
+        self._replay = _unknown
+        if store_ids:
+            self.edata[dgl.EID] = kept
+
+    # Message passing.
+
+    def update_all(self, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None) -> None:
+        """Send messages along all edges and reduce them into ndata."""
+        results = dgl.core.message_passing(self, message_func, reduce_func, apply_node_func)
+        self._set_n_repr(0, dgl.base.ALL, results)
+
+    def apply_edges(self, func: Any, edges: Any = dgl.base.ALL, etype: Any = None) -> None:
+        """Compute edata from the ends of all edges, or of the edges with the given ids."""
+        if dgl.core.is_builtin(func):
+            results = dgl.core.invoke_gsddmm(self, func)
+            if not dgl.base.is_all(edges):
+                edges = dgl.utils.prepare_tensor(self, edges, "edges")
+                results = {name: value.index_select(0, edges) for name, value in results.items()}
+        else:
+            if not dgl.base.is_all(edges):
+                edges = dgl.utils.prepare_tensor(self, edges, "edges")
+            results = dgl.core.invoke_edge_udf(self, edges, self.canonical_etypes[0], func)
+        self._set_e_repr(0, edges, results)
+
+
+class OneBatch(tuple[Any]):
+    """Sizes of the graphs of a batch, where the batch is one graph."""
+
+    __slots__ = ()
+
+    @property
+    def shape(self) -> tuple[int]:
+        """``(1,)``."""
+        return (1,)
+
+    def tolist(self) -> list[Any]:
+        """As of a tensor."""
+        return list(self)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise refusal(f"the sizes of a batch as a tensor ({name})", "the graph is one graph, and its size a symbol")
+
+
+def _unknown(graph: Any) -> NoReturn:
+    raise refusal("a branch on a graph whose edges were changed in place", "its degrees can not be computed again")
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def method(self: StandInGraph, *args: Any, **kwargs: Any) -> NoReturn:
+        raise refusal(
+            f"the method {name}()",
+            "it reads or changes a part of the graph, or needs another form of it than edge lists",
+        )
+
+    return method
+
+
+for _name in _REFUSED:
+    setattr(StandInGraph, _name, _refused(_name))
