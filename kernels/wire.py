@@ -4,7 +4,10 @@ Everything is little-endian. A message of ``rows`` x ``cols`` values at ``bits``
 
 1. the header, 32 bytes, four 64-bit words: ``magic | version | bits | dtype | flags``, ``rows``, ``cols``, ``step``;
 2. at 1, 2, 4 and 8 bits one row header of 4 bytes a row: ``k`` (signed 16 bit), ``m`` (8 bit), ``e + 127`` (8 bit);
-3. the codes, each row padded to whole bytes with zero bits; code ``c`` of a byte lies at bit ``(c * bits) % 8``.
+3. the codes, each row padded to whole bytes with zero bits. At 1 bit column ``c`` is bit ``c % 8`` of byte ``c // 8``.
+   At 2, 4 and 8 bits each block of 64 columns (the last may have fewer) takes ``s = ceil(columns * bits / 8)`` bytes,
+   and column ``c`` of the block lies in byte ``c % s``, at bit ``c // s * bits``: neighbours lie in neighbouring
+   bytes, so neither a vector unit nor a warp has to move values between its lanes to pack them.
 
 **Row header.** A row's values are rounded to levels ``(k + c * m / (L - 1)) * 2**e``, ``c = 0 .. L - 1``,
 ``L = 2**bits``: lo and scale are 16 bit each and share the exponent ``e``. The encoder takes the smallest ``e`` for
