@@ -60,7 +60,7 @@ class HeldGraph:
 
 
 def find_held(model: nn.Module) -> list[HeldGraph]:
-    """Graphs among the attributes, buffers and parameters of every module, and one level down in lists, tuples and dicts.
+    """Graphs among the attributes, buffers and parameters of every module, or one level down in a container of theirs.
 
     The same graph kept in several places is found at each of them. An int64 tensor of shape ``[2, E]`` counts as an
     edge_index, whatever the model means by it.
@@ -99,8 +99,8 @@ def graph_kind(value: object) -> HeldKind | None:
 def replaced(held: Sequence[HeldGraph], stand_ins: Sequence[object]) -> Iterator[None]:
     """Put a stand-in in the place of each held graph; put the graphs back on leaving, also after an error.
 
-    A buffer or parameter becomes a plain attribute meanwhile, so that it may be replaced by something that is no tensor and is
-    not lifted into an exported program. Containers are copied, never changed.
+    A buffer or parameter becomes a plain attribute meanwhile, so that it may be replaced by something that is no
+    tensor and is not lifted into an exported program. Containers (lists, tuples, dicts) are copied, never changed.
 
     Args:
         held: What :func:`find_held` returned, or a part of it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NoReturn
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from sylvie_fx.capture.sparse_layout import Entries, Order, final_order
 from sylvie_fx.ir.errors import CaptureError
+from sylvie_fx.ir.program import user_line
 
 Handler = Callable[..., Any]
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -166,13 +166,9 @@ def refuse(what: str, why: str, remedy: str | None = None) -> NoReturn:
         CaptureError: Always.
     """
     advice = remedy or "Multiply with the adjacency as adj @ x, or take it apart with indices() and values()"
-    raise CaptureError(f"The model uses {what}", where=user_line(), why=why[:1].upper() + why[1:], remedy=advice)
-
-
-def user_line() -> str | None:
-    """``file:line`` of the innermost frame that belongs neither to this package nor to a framework."""
-    for frame, line in traceback.walk_stack(inspect.currentframe()):
-        module = str(frame.f_globals.get("__name__", "")).split(".")[0]
-        if module not in ("sylvie_fx", "torch", "torch_geometric", "dgl", "contextlib"):
-            return f"{frame.f_code.co_filename}:{line}"
-    return None
+    raise CaptureError(
+        f"The model uses {what}",
+        where=user_line("".join(traceback.format_stack())),
+        why=why[:1].upper() + why[1:],
+        remedy=advice,
+    )
