@@ -1,5 +1,5 @@
 // The CPU codec: gathers rows, quantises and packs them into messages in one sweep, and back. Calls are split over
-// threads by rows. What happens to one row stands in codec_rows.inc, compiled once for each instruction set.
+// threads by rows. What happens to one row stands in the .inc files, compiled once for each instruction set.
 #include "codec.h"
 
 #include <algorithm>
@@ -64,7 +64,7 @@ inline void prefetch_row(const float* row, int64_t cols) {
 namespace baseline {
 #define SYLVIE_ISA 0
 #define SYLVIE_TARGET
-#include "codec_rows.inc"
+#include "codec_isa.inc"
 #undef SYLVIE_TARGET
 #undef SYLVIE_ISA
 } // namespace baseline
@@ -73,7 +73,7 @@ namespace baseline {
 namespace avx2 {
 #define SYLVIE_ISA 2
 #define SYLVIE_TARGET __attribute__((target("avx2,fma,bmi2")))
-#include "codec_rows.inc"
+#include "codec_isa.inc"
 #undef SYLVIE_TARGET
 #undef SYLVIE_ISA
 } // namespace avx2
@@ -85,7 +85,7 @@ namespace avx512 {
 #else // GCC prefers half registers unless told
 #define SYLVIE_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi2,prefer-vector-width=512")))
 #endif
-#include "codec_rows.inc"
+#include "codec_isa.inc"
 #undef SYLVIE_TARGET
 #undef SYLVIE_ISA
 } // namespace avx512

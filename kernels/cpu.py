@@ -194,4 +194,6 @@ def decode_messages(
         bad = _loaded().sylvie_decode(ctypes.byref(call))
         del keep
         if bad >= 0:
-            raise KernelError(f"row {bad} of the messages belongs to a row that out ({out.shape[0]} rows) does not have")
+            raise KernelError(
+                f"row {bad} of the messages belongs to a row that out ({out.shape[0]} rows) does not have"
+            )

@@ -18,6 +18,8 @@ the step squared.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from sylvie_fx.kernels.hashing import thresholds
@@ -65,9 +67,7 @@ def _grid(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return k, m, exponent
 
 
-def _fixed_point(
-    x: torch.Tensor, k: torch.Tensor, m: torch.Tensor, exponent: torch.Tensor, bits: int
-) -> torch.Tensor:
+def _fixed_point(x: torch.Tensor, k: torch.Tensor, m: torch.Tensor, exponent: torch.Tensor, bits: int) -> torch.Tensor:
     """``T`` of the module's formula, int64 ``[rows, cols]``."""
     steps = ((1 << bits) - 1) << fraction_bits(bits)
     inverse = torch.where(m > 0, float(steps) / m.clamp(min=1).to(torch.float32), 0.0)
@@ -147,9 +147,7 @@ def _bfloat16(x: torch.Tensor, threshold: torch.Tensor | None) -> torch.Tensor:
     return parts.to(torch.uint8).reshape(x.shape[0], 2 * x.shape[1])
 
 
-def encode_rows(
-    x: torch.Tensor, spec: CodecSpec, stream: int, keys: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def encode_rows(x: torch.Tensor, spec: CodecSpec, stream: int, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Row headers and codes of finite or non-finite rows, at 16 bits and below.
 
     Args:
@@ -271,7 +269,7 @@ def encode_messages(
             lost = source - values
             state.copy_(torch.where(lost.isfinite(), lost, 0.0))
     starts = layout.row_starts
-    for message, head, start, stop in zip(layout.views(buffer), layout.headers(step), starts, starts[1:], strict=False):
+    for message, head, (start, stop) in zip(layout.views(buffer), layout.headers(step), pairwise(starts), strict=True):
         body = torch.cat((header[start:stop].flatten(), codes[start:stop].flatten()))
         message[:HEADER_BYTES] = torch.tensor(list(head), dtype=torch.uint8, device=buffer.device)
         message[HEADER_BYTES:] = body
@@ -304,7 +302,7 @@ def decode_messages(
     """
     del threads
     spec, starts = layout.spec, layout.row_starts
-    for message, start, stop in zip(layout.views(buffer), starts, starts[1:], strict=False):
+    for message, (start, stop) in zip(layout.views(buffer), pairwise(starts), strict=True):
         count = stop - start
         width = ROW_HEADER_BYTES if spec.has_row_headers else 0
         split = HEADER_BYTES + width * count

@@ -97,6 +97,7 @@ class CodecSpec:
     variant: Variant = Variant.PLAIN
 
     def __post_init__(self) -> None:
+        """Refuse what is no codec."""
         if self.bits not in ALLOWED_BITS:
             raise KernelError(f"bits={self.bits!r} is no width of the codec", remedy=f"use one of {ALLOWED_BITS}")
         if self.variant is not Variant.PLAIN and self.bits == 1 and self.rounding is Rounding.STOCHASTIC:

@@ -1,0 +1,370 @@
+// The codec on a GPU: a warp a row, one launch for all messages of an exchange. kernels/reference.py specifies every
+// operation; this file is compiled by NVRTC with --fmad=false and SYLVIE_BITS = 1, 2, 4, 8 or 16, and by a C++ compiler
+// for the tests, which emulate a warp. Lane l holds columns l and l + 32 of each block of 64 columns: they share a hash.
+
+typedef long long i64;
+typedef unsigned long long u64;
+typedef unsigned int u32;
+typedef unsigned char u8;
+
+#define BITS SYLVIE_BITS
+#define ALL 0xFFFFFFFFu
+#define LARGEST 3.402823466e38f
+#define INFINITE 0x7F800000u
+
+static const int LAST = BITS == 16 ? 0 : (1 << (BITS & 15)) - 1;  // the last code
+static const int FRACTION = BITS == 8 ? 15 : 16;                  // bits of T below one step
+static const int HEADER_BYTES = 32, ROW_HEADER_BYTES = BITS == 16 ? 0 : 4;
+static const int HELD = 8;  // values of a row that a lane keeps in registers between the passes: 256 columns
+enum Variant { PLAIN = 0, DIFFERENCE = 1, FEEDBACK = 2 };
+
+struct Grid {
+    int k, m, biased;
+};
+
+__device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
+__device__ __forceinline__ int exponent_of(float v) { return (int)(__float_as_uint(v) >> 23 & 255) - 127; }
+__device__ __forceinline__ float saturate(float v) { return fmaxf(fminf(v, LARGEST), -LARGEST); }
+__device__ __forceinline__ bool finite(float v) { return (__float_as_uint(v) & INFINITE) != INFINITE; }
+
+__device__ Grid covering_grid(float low, float high) {
+    int exponent = max(exponent_of(fmaxf(fabsf(low), fabsf(high))) - 14, exponent_of(high * 0.5f - low * 0.5f) - 6);
+    exponent = max(exponent, -126);
+    for (;; ++exponent) {
+        const float scale = power_of_two(-exponent);
+        const int k = __float2int_rd(low * scale), m = __float2int_ru(high * scale) - k;
+        if (m <= 255) return {k, m, exponent + 127};
+    }
+}
+
+__device__ __forceinline__ void row_words(u64 stream, i64 key, u32* low, u32* high) {
+    u64 word = (u64)key * 0x9E3779B97F4A7C15ull + stream;
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9ull;
+    word = (word ^ word >> 27) * 0x94D049BB133111EBull;
+    word ^= word >> 31;
+    *low = (u32)word;
+    *high = (u32)(word >> 32);
+}
+
+__device__ __forceinline__ u32 hash_of(u32 low, u32 high, u32 j) {
+    u32 h = low + j * 0x9E3779B9u;
+    h = (h ^ h >> 16) * 0x7FEB352Du ^ high;
+    h = (h ^ h >> 15) * 0x846CA68Bu;
+    return h ^ h >> 16;
+}
+
+struct Scale {
+    float down, k, inverse;
+};
+
+__device__ __forceinline__ Scale scale_of(Grid grid) {
+    const float steps = (float)(LAST << FRACTION);
+    return {power_of_two(127 - grid.biased), (float)grid.k, grid.m ? steps / (float)grid.m : 0.0f};
+}
+
+// T: the fused multiply-add rounds the exact product to an integer, since the unit of the last place of 2^23 is 1.
+__device__ __forceinline__ int fixed_point(float v, Scale s) {
+    return (int)__float_as_uint(__fmaf_rn(v * s.down - s.k, s.inverse, 8388608.0f)) - 0x4B000000;
+}
+
+struct Levels {
+    float k, step, unit, special;
+    bool is_special;
+};
+
+__device__ __forceinline__ Levels levels_of(Grid grid) {
+    Levels l;
+    l.is_special = grid.biased == 255;
+    l.special = __uint_as_float(grid.k == 0 ? 0x7FC00000u : grid.k == 1 ? INFINITE : INFINITE | 0x80000000u);
+    l.k = (float)grid.k;
+    l.step = (float)grid.m / (float)(LAST ? LAST : 1);
+    l.unit = power_of_two(min(max(grid.biased, 1), 254) - 127);
+    return l;
+}
+
+__device__ __forceinline__ float level(int code, Levels l) {
+    return l.is_special ? l.special : saturate((l.k + (float)code * l.step) * l.unit);
+}
+
+__device__ __forceinline__ u32 bfloat16_of(float v, u32 random, bool nearest) {
+    const u32 word = __float_as_uint(v), magnitude = word & 0x7FFFFFFFu;
+    u32 rounded = (magnitude + (nearest ? 0x7FFFu + (word >> 16 & 1) : random)) >> 16;
+    rounded = magnitude < INFINITE ? min(rounded, 0x7F7Fu) : 0x7F80u;
+    return magnitude > INFINITE ? 0x7FC0u : rounded | (word >> 16 & 0x8000u);
+}
+
+// What one row's passes need to know, the same in all lanes.
+struct Row {
+    const float* x;
+    float* state;
+    u8* codes;
+    i64 cols;
+    int lane, variant;
+    bool nearest, two_means;
+    u32 low, high;
+    i64 mean;
+    Scale scale;
+    Levels levels;
+};
+
+__device__ __forceinline__ float source(const Row& row, i64 c) {
+    const float v = row.x[c];
+    if (!row.state) return v;
+    return row.variant == DIFFERENCE ? v - row.state[c] : v + row.state[c];
+}
+
+__device__ __forceinline__ int code_of(const Row& row, float v, u32 random) {
+    if (BITS == 16) return (int)bfloat16_of(v, random, row.nearest);
+    if (row.levels.is_special) return 0;
+    const int fixed = fixed_point(v, row.scale);
+    if (row.two_means) return fixed > row.mean;
+    const int threshold = row.nearest ? 1 << (FRACTION - 1) : (int)(random >> (16 - FRACTION));
+    return min((fixed + threshold) >> FRACTION, LAST);
+}
+
+__device__ __forceinline__ void update_state(const Row& row, i64 c, float v, int code) {
+    const float value = BITS == 16 ? __uint_as_float((u32)code << 16) : level(code, row.levels);
+    const float next = row.variant == DIFFERENCE ? row.state[c] + value : v - value;
+    row.state[c] = finite(next) ? next : 0.0f;
+}
+
+// Codes and packs one block of up to 64 columns. word: at one bit, the lane's word of this group of 16 blocks.
+__device__ __forceinline__ void quantise64(const Row& row, i64 block, float first, float second, u32* word) {
+    const i64 start = block * 64;
+    const int n = (int)min(row.cols - start, (i64)64);
+    const u32 hash = row.nearest ? 0 : hash_of(row.low, row.high, (u32)block * 32 + row.lane);
+    const bool has_first = row.lane < n, has_second = row.lane + 32 < n;
+    const int a = has_first ? code_of(row, first, hash & 0xFFFF) : 0;
+    const int b = has_second ? code_of(row, second, hash >> 16) : 0;
+    if (row.state) {
+        if (has_first) update_state(row, start + row.lane, first, a);
+        if (has_second) update_state(row, start + 32 + row.lane, second, b);
+    }
+    if (BITS == 1) {
+        const u32 low_word = __ballot_sync(ALL, a), high_word = __ballot_sync(ALL, b);
+        if (row.lane / 2 == (int)(block % 16)) *word = row.lane % 2 ? high_word : low_word;
+        return;
+    }
+    u8* out = row.codes + block * 8 * BITS;
+    const int bytes = (n * BITS + 7) / 8;
+    if (BITS == 16) {  // rows of bfloat16 lie at even addresses
+        if (has_first) ((unsigned short*)out)[row.lane] = (unsigned short)a;
+        if (has_second) ((unsigned short*)out)[row.lane + 32] = (unsigned short)b;
+    } else if (BITS == 8) {
+        if (has_first) out[row.lane] = (u8)a;
+        if (has_second) out[row.lane + 32] = (u8)b;
+    } else if (BITS == 4 && n == 64) {
+        out[row.lane] = (u8)(a | b << 4);
+    } else if (BITS == 2 && n == 64) {
+        const int pair = a | b << 4, next = __shfl_down_sync(ALL, pair, 16);
+        if (row.lane < 16) out[row.lane] = (u8)(pair | next << 2);
+    } else {  // the last, incomplete block: byte b takes columns b, b + bytes, b + 2 bytes, ...
+        int packed = 0;
+        for (int part = 0; part < 8 / BITS; ++part) {
+            const int column = row.lane + part * bytes;
+            const int in_first = __shfl_sync(ALL, a, column & 31), in_second = __shfl_sync(ALL, b, column & 31);
+            if (column < n) packed |= (column < 32 ? in_first : in_second) << (part * BITS);
+        }
+        if (row.lane < bytes) out[row.lane] = (u8)packed;
+    }
+}
+
+// Stores 32 words of one-bit codes, a word a lane, from word number start on.
+__device__ __forceinline__ void store_words(const Row& row, i64 start, u32 word) {
+    const i64 row_bytes = (row.cols + 7) / 8, byte = (start + row.lane) * 4;
+    if (byte + 4 <= row_bytes && ((u64)(row.codes + byte) & 3) == 0)
+        *(u32*)(row.codes + byte) = word;
+    else
+        for (int i = 0; i < 4 && byte + i < row_bytes; ++i) row.codes[byte + i] = (u8)(word >> (8 * i));
+}
+
+// Sums that two_means needs: of T, or of T above the mean and their number.
+__device__ __forceinline__ void add_up(const Row& row, float v, i64* sum, i64* above, i64* count) {
+    const int fixed = fixed_point(v, row.scale);
+    *sum += fixed;
+    *above += fixed > row.mean ? fixed : 0;
+    *count += fixed > row.mean;
+}
+
+__device__ __forceinline__ i64 warp_sum(i64 v) {
+    for (int lanes = 16; lanes > 0; lanes /= 2) v += __shfl_xor_sync(ALL, v, lanes);
+    return v;
+}
+
+__device__ __forceinline__ i64 peer_of(i64 row, const i64* row_starts, i64 peers) {
+    i64 low = 0, high = peers;  // the last peer whose first row is at most this one
+    while (high - low > 1) {
+        const i64 middle = (low + high) / 2;
+        if (row_starts[middle] <= row) low = middle;
+        else high = middle;
+    }
+    // Peers without rows share a start with the next; the last of them is the one that has rows.
+    return low;
+}
+
+extern "C" __global__ void encode_rows(
+    const float* __restrict__ x, i64 x_rows, i64 x_stride, const i64* rows, const i64* keys, float* state,
+    const i64* row_starts, const i64* offsets, u8* buffer, i64 peers, i64 cols, u64 stream, u64 header_word, u64 step,
+    int nearest, int variant) {
+    for (i64 p = (i64)blockIdx.x * blockDim.x + threadIdx.x; p < peers; p += (i64)gridDim.x * blockDim.x) {
+        u64* header = (u64*)(buffer + offsets[p]);
+        header[0] = header_word;
+        header[1] = (u64)(row_starts[p + 1] - row_starts[p]);
+        header[2] = (u64)cols;
+        header[3] = step;
+    }
+    const i64 number = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (number >= row_starts[peers]) return;
+    const i64 peer = peer_of(number, row_starts, peers), within = number - row_starts[peer];
+    const i64 count = row_starts[peer + 1] - row_starts[peer], code_bytes = (cols * BITS + 7) / 8;
+    u8* body = buffer + offsets[peer] + HEADER_BYTES;
+    const i64 from = rows ? rows[number] : number;
+    // An index out of bounds can not be reported without waiting for the device: the row arrives as NaN.
+    const bool known = from >= 0 && from < x_rows;
+    Row row;
+    row.x = x + (known ? from : 0) * x_stride;
+    row.state = state ? state + number * cols : nullptr;
+    row.codes = body + ROW_HEADER_BYTES * count + code_bytes * within;
+    row.cols = cols;
+    row.lane = threadIdx.x & 31;
+    row.variant = variant;
+    row.nearest = nearest != 0;
+    row.two_means = false;
+    row.mean = 0;
+    row_words(stream, keys ? keys[number] : 0, &row.low, &row.high);
+
+    float held[HELD];
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        const i64 c = row.lane + 32 * i;
+        held[i] = c < cols ? (known ? source(row, c) : __uint_as_float(0x7FC00000u)) : 0.0f;
+    }
+    Grid grid = {0, 0, 1};
+    if (BITS != 16) {
+        float low = __uint_as_float(INFINITE), high = -low;
+        bool nan = false;
+#pragma unroll
+        for (int i = 0; i < HELD; ++i)
+            if (row.lane + 32 * i < cols) {
+                low = fminf(low, held[i]);
+                high = fmaxf(high, held[i]);
+                nan |= held[i] != held[i];
+            }
+        for (i64 c = row.lane + 32 * HELD; c < cols; c += 32) {
+            const float v = source(row, c);
+            low = fminf(low, v);
+            high = fmaxf(high, v);
+            nan |= v != v;
+        }
+        for (int lanes = 16; lanes > 0; lanes /= 2) {
+            low = fminf(low, __shfl_xor_sync(ALL, low, lanes));
+            high = fmaxf(high, __shfl_xor_sync(ALL, high, lanes));
+        }
+        nan = __ballot_sync(ALL, nan) != 0 || !known;
+        const bool plus = high > LARGEST, minus = low < -LARGEST;
+        if (cols == 0 && known)
+            grid = covering_grid(0.0f, 0.0f);
+        else if (nan || plus || minus)
+            grid = {nan || (plus && minus) ? 0 : plus ? 1 : 2, 0, 255};
+        else
+            grid = covering_grid(low, high);
+        row.scale = scale_of(grid);
+        if (BITS == 1 && row.nearest && grid.biased != 255) {
+            i64 sum = 0, above = 0, upper = 0;
+            for (int pass = 0; pass < 2; ++pass) {
+                sum = above = upper = 0;
+#pragma unroll
+                for (int i = 0; i < HELD; ++i)
+                    if (row.lane + 32 * i < cols) add_up(row, held[i], &sum, &above, &upper);
+                for (i64 c = row.lane + 32 * HELD; c < cols; c += 32) add_up(row, source(row, c), &sum, &above, &upper);
+                sum = warp_sum(sum);
+                if (pass == 0) row.mean = cols ? sum / cols : 0;
+            }
+            above = warp_sum(above);
+            upper = warp_sum(upper);
+            if (upper > 0) {
+                const float quantum = (float)grid.m * 1.52587890625e-05f, unit = power_of_two(grid.biased - 127);
+                const float k = (float)grid.k;
+                const float lower_mean = __ll2float_rn(sum - above) / __ll2float_rn(cols - upper);
+                const float upper_mean = __ll2float_rn(above) / __ll2float_rn(upper);
+                row.two_means = true;
+                grid = covering_grid(saturate((k + lower_mean * quantum) * unit),
+                                     saturate((k + upper_mean * quantum) * unit));
+            }
+        }
+        if (row.lane == 0) {
+            u8* header = body + ROW_HEADER_BYTES * within;
+            *(u32*)header = (u32)(grid.k & 0xFFFF) | (u32)grid.m << 16 | (u32)grid.biased << 24;
+        }
+    }
+    row.levels = levels_of(grid);
+
+    u32 word = 0;
+#pragma unroll
+    for (int b = 0; b < HELD / 2; ++b)
+        if (64 * b < cols) quantise64(row, b, held[2 * b], held[2 * b + 1], &word);
+    for (i64 b = HELD / 2; 64 * b < cols; ++b) {
+        if (BITS == 1 && b % 16 == 0) {
+            store_words(row, 2 * (b - 16), word);
+            word = 0;
+        }
+        const i64 c = 64 * b + row.lane;
+        const float nan = __uint_as_float(0x7FC00000u);
+        const float first = !known ? nan : c < cols ? source(row, c) : 0.0f;
+        const float second = !known ? nan : c + 32 < cols ? source(row, c + 32) : 0.0f;
+        quantise64(row, b, first, second, &word);
+    }
+    if (BITS == 1 && cols > 0) store_words(row, (cols - 1) / 1024 * 32, word);
+}
+
+extern "C" __global__ void decode_rows(
+    const u8* buffer, const i64* row_starts, const i64* offsets, i64 peers, i64 cols, u64 header_word, u64 step,
+    int any_step, float* out, i64 out_rows, i64 out_stride, const i64* index, float* state, float* average,
+    float weight, int accumulate) {
+    const i64 first_row = row_starts[0], thread = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    const i64 number = first_row + thread / 32;
+    if (number >= row_starts[peers]) return;
+    const i64 peer = peer_of(number, row_starts, peers), within = number - row_starts[peer];
+    const i64 count = row_starts[peer + 1] - row_starts[peer], code_bytes = (cols * BITS + 7) / 8;
+    const u64* header = (const u64*)(buffer + offsets[peer]);
+    const u8* body = buffer + offsets[peer] + HEADER_BYTES;
+    const u8* codes = body + ROW_HEADER_BYTES * count + code_bytes * within;
+    const i64 to = index ? index[number] : number;
+    if (to < 0 || to >= out_rows) return;
+    out += to * out_stride;
+    if (state) state += number * cols;
+    if (average) average += number * cols;
+    // A message that is not the expected one can not be reported without waiting for the device: it reads as NaN.
+    const bool expected = header[0] == header_word && header[1] == (u64)count && header[2] == (u64)cols &&
+                          (any_step || header[3] == step);
+    Levels levels;
+    if (BITS != 16) {
+        const u32 fields = expected ? *(const u32*)(body + ROW_HEADER_BYTES * within) : 0xFF000000u;
+        const int k = (int)(fields << 16) >> 16;
+        levels = levels_of({k, (int)(fields >> 16 & 255), (int)(fields >> 24)});
+    }
+    const int lane = (int)(threadIdx.x & 31);
+#pragma unroll 4
+    for (i64 c = lane; c < cols; c += 32) {
+        float v;
+        if (BITS == 16) {
+            v = __uint_as_float(expected ? (u32)((const unsigned short*)codes)[c] << 16 : 0x7FC00000u);
+        } else if (BITS == 1) {
+            v = level(codes[c >> 3] >> (c & 7) & 1, levels);
+        } else {
+            const int n = (int)min(cols - c / 64 * 64, (i64)64), bytes = (n * BITS + 7) / 8, within_block = (int)(c & 63);
+            const int byte = codes[c / 64 * 8 * BITS + within_block % bytes];
+            v = level(byte >> (within_block / bytes * BITS) & LAST, levels);
+        }
+        if (state) {
+            v = state[c] + v;
+            state[c] = finite(v) ? v : 0.0f;
+        }
+        if (average) {
+            const float old = average[c];
+            v = weight == 1.0f ? v : old + weight * (v - old);
+            average[c] = finite(v) ? v : old;
+        }
+        out[c] = accumulate ? out[c] + v : v;
+    }
+}
