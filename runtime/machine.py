@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.program import Program
@@ -25,15 +25,19 @@ class Machine:
         transport: How ranks talk.
         device: Where the rows live.
         seed: Seed of dropout masks.
+        root: This rank's model, whose parameters and buffers are read; by default the one that was captured.
     """
 
-    def __init__(self, program: Program, bound: Bound, transport: Transport, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, program: Program, bound: Bound, transport: Transport, device: torch.device, seed: int, root: nn.Module | None = None
+    ) -> None:
         self.program, self.bound, self.transport, self.seed = program, bound, transport, seed
         self.links = {
             slot.number: Link.make(bound.plans[slot.number], transport, f"exchange {slot.number}", device)
             for slot in program.slots
         }  # fmt: skip
         self._relayout = {n: link.plan.local_index.to(device) for n, link in self.links.items() if program.slots[n].kind == "relayout"}
+        self._root = root
         self._nodes = list(program.graph.nodes)
         self._last_use = _last_uses(program.graph)
         self._step = 0
@@ -63,7 +67,7 @@ class Machine:
             if node.op == "placeholder":
                 values[node] = self.bound.values[node.name] if node.name in self.bound.values else inputs[node.name]
             elif node.op == "get_attr":
-                values[node] = operator.attrgetter(str(node.target))(self.program.module)
+                values[node] = self._attribute(str(node.target))
             elif node.op == "output":
                 return list(_lookup(node.args[0], values))
             else:
@@ -72,6 +76,11 @@ class Machine:
             for used in self._last_use.get(node, ()):
                 values.pop(used, None)
         raise AssertionError("a program ends with an output")
+
+    def _attribute(self, path: str) -> Any:
+        if self._root is not None and path.startswith("model."):
+            return operator.attrgetter(path.removeprefix("model."))(self._root)
+        return operator.attrgetter(path)(self.program.module)
 
     def _label(self, text: str) -> str:
         return f"{text} step {self._step}"

@@ -1,1 +1,27 @@
 """Distribute an unmodified full-graph GNN over k processes: ``model = sylvie_fx.distribute(model)``."""
+
+from sylvie_fx.dgl_import import install_import_shim
+
+install_import_shim()  # before anything can import DGL
+
+from sylvie_fx.api import DistributedModule, distribute  # noqa: E402
+from sylvie_fx.ir.errors import SylvieError  # noqa: E402
+from sylvie_fx.ir.options import Options  # noqa: E402
+from sylvie_fx.ir.rules import placement_rule  # noqa: E402
+from sylvie_fx.node_tensor import NodeTensor  # noqa: E402
+from sylvie_fx.passes.base import Pass, PassContext  # noqa: E402
+from sylvie_fx.passes.manager import PassManager  # noqa: E402
+from sylvie_fx.passes.pipeline import default_passes  # noqa: E402
+
+__all__ = [
+    "DistributedModule",
+    "NodeTensor",
+    "Options",
+    "Pass",
+    "PassContext",
+    "PassManager",
+    "SylvieError",
+    "default_passes",
+    "distribute",
+    "placement_rule",
+]

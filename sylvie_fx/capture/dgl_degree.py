@@ -12,7 +12,7 @@ from torch import Tensor
 from sylvie_fx.capture.dgl_index import StandInIndex, refusal, user_frame
 from sylvie_fx.ir.errors import CaptureError
 
-_UFUNCS = {
+_UFUNCS: dict[str, Callable[..., Any]] = {
     "log": torch.log, "log1p": torch.log1p, "log2": torch.log2, "log10": torch.log10, "exp": torch.exp,
     "sqrt": torch.sqrt, "square": torch.square, "reciprocal": torch.reciprocal, "add": operator.add,
     "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv, "true_divide": operator.truediv,
@@ -58,6 +58,7 @@ class NodeNumber:
         return self._values.double()
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """NumPy functions of the number, as models take a logarithm of the degree."""
         function = _UFUNCS.get(ufunc.__name__)
         if method != "__call__" or function is None or kwargs:
             raise _refusal(f"in numpy.{ufunc.__name__}")
@@ -71,6 +72,7 @@ class NodeNumber:
     def __torch_function__(
         cls, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Arithmetic with tensors that have a row for each node."""
         name = func.__name__.strip("_")
         name = {"div": "truediv", "multiply": "mul", "true_divide": "truediv", "divide": "truediv"}.get(name, name)
         function = getattr(operator, name, None) if name in ("add", "sub", "mul", "truediv", "pow") else None
@@ -84,7 +86,7 @@ class NodeNumber:
         raise _refusal("as one plain number, or in a comparison")
 
     __bool__ = __int__ = __float__ = __index__ = _plain
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _plain  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _plain
     __hash__ = None  # type: ignore[assignment]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -36,6 +37,12 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         real: The graph that decides Python branches on degrees and the like; None to expect the ordinary outcome.
     """
 
+    _graph: StandInIndex
+    _node_frames: list[Any]
+    _edge_frames: list[Any]
+    _ledger: Ledger
+    _replay: Replay | None
+
     def __init__(
         self,
         src: Tensor,
@@ -53,11 +60,11 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         tag(dst, ledger, lambda graph: graph.edges()[1])
         with symbolic_len():
             for name, value in (ndata or {}).items():
-                self.ndata[name] = tag(value, ledger, lambda graph, name=name: graph.ndata[name])
+                self.ndata[name] = tag(value, ledger, functools.partial(_feature, "ndata", name))
             for name, value in (edata or {}).items():
-                self.edata[name] = tag(value, ledger, lambda graph, name=name: graph.edata[name])
+                self.edata[name] = tag(value, ledger, functools.partial(_feature, "edata", name))
 
-    def _set_up(self, index: StandInIndex, ledger: Ledger, replay: Replay) -> None:
+    def _set_up(self, index: StandInIndex, ledger: Ledger, replay: Replay | None) -> None:
         self._ledger, self._replay = ledger, replay
         self._init(index, ["_N"], ["_E"], None, None)
 
@@ -65,8 +72,15 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         """Another graph without features, that ``transform`` makes of the real one."""
         derived = StandInGraph.__new__(StandInGraph)
         replay = self._replay
-        derived._set_up(index, self._ledger, lambda graph: transform(replay(graph)))
+        derived._set_up(index, self._ledger, None if replay is None else lambda graph: transform(replay(graph)))
         return derived
+
+    @classmethod
+    def unknown(cls, index: StandInIndex) -> StandInGraph:
+        """A graph that belongs to no graph of the user, so that none decides its branches."""
+        made = cls.__new__(cls)
+        made._set_up(index, Ledger(), None)
+        return made
 
     @property
     def promises(self) -> list[Promise]:
@@ -123,6 +137,7 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         return OneBatch((self.num_edges(),))
 
     def __getitem__(self, key: Any) -> StandInGraph:
+        """The graph of one edge type: this one."""
         if key not in ("_E", ("_N", "_E", "_N"), slice(None)):
             raise dgl.DGLError(f'Invalid key "{key}". Must be one of the edge types.')
         return copy.copy(self)
@@ -152,12 +167,13 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         return self._degrees(u, incoming=False)
 
     def _degrees(self, nodes: Any, incoming: bool) -> Any:
-        replay = self._replay
-        degrees = tag(
-            self._graph.degrees(incoming),
-            self._ledger,
-            lambda graph: replay(graph).in_degrees() if incoming else replay(graph).out_degrees(),
-        )
+        degrees, replay = self._graph.degrees(incoming), self._replay
+        if replay is not None:
+            tag(
+                degrees,
+                self._ledger,
+                lambda graph: replay(graph).in_degrees() if incoming else replay(graph).out_degrees(),
+            )
         if dgl.base.is_all(nodes):
             return degrees
         found = degrees.index_select(0, dgl.utils.prepare_tensor(self, nodes, "nodes"))
@@ -170,7 +186,7 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         u, v = u.expand(size), v.expand(size)
         old = self._graph
         self._graph = StandInIndex(torch.cat([old.src, u]), torch.cat([old.dst, v]), old.size)
-        self._replay = _unknown
+        self._replay = None
         if data is None:
             self._edge_frames[0].add_rows(size)
         else:
@@ -184,7 +200,7 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         old = self._graph
         self._graph = StandInIndex(old.src.index_select(0, kept), old.dst.index_select(0, kept), old.size)
         self._edge_frames = [self._edge_frames[0].subframe(kept)]
-        self._replay = _unknown
+        self._replay = None
         if store_ids:
             self.edata[dgl.EID] = kept
 
@@ -224,13 +240,24 @@ class OneBatch(tuple[Any]):
         return list(self)
 
     def __getattr__(self, name: str) -> NoReturn:
+        """Refuse what a tensor would have."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise refusal(f"the sizes of a batch as a tensor ({name})", "the graph is one graph, and its size a symbol")
 
 
-def _unknown(graph: Any) -> NoReturn:
-    raise refusal("a branch on a graph whose edges were changed in place", "its degrees can not be computed again")
+def _feature(kind: str, name: str, graph: Any) -> Tensor:
+    value: Tensor = getattr(graph, kind)[name]
+    return value
+
+
+def _transform(name: str) -> Callable[..., Any]:
+    """The method of a transform: looked up when it is called, since it is replaced while capturing."""
+
+    def method(self: StandInGraph, *args: Any, **kwargs: Any) -> Any:
+        return getattr(dgl.transforms.functional, name)(self, *args, **kwargs)
+
+    return method
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
@@ -245,3 +272,5 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 for _name in _REFUSED:
     setattr(StandInGraph, _name, _refused(_name))
+for _name in ("reverse", "add_self_loop", "remove_self_loop", "to_simple"):
+    setattr(StandInGraph, _name, _transform(_name))

@@ -108,6 +108,7 @@ class StandInIndex:
         return ends.new_zeros(self.size).index_add(0, ends, torch.ones_like(ends))
 
     def __getattr__(self, name: str) -> NoReturn:
+        """Refuse everything else of DGL's index."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise refusal(f"the graph operation {name!r}", "it has no counterpart in plain gathers and scatters")

@@ -1,9 +1,9 @@
 """The mailbox that a user-defined reduce function sees while it is captured.
 
-DGL calls such a function once for each in-degree ``D``, with messages of shape ``[n, D, ...]``. Here it is called once,
-for all nodes, with an object that stands for the ragged ``[N, D, ...]`` and holds the messages as they lie on the
-edges, ``[E, ...]``. Elementwise work stays on the edges, a reduction over dimension 1 becomes a scatter, and whatever would
-need the messages side by side (an LSTM, a sort, an index into them) is refused.
+DGL calls such a function once for each in-degree ``D``, with messages of shape ``[n, D, ...]``. Here it is called
+once, for all nodes, with an object that stands for the ragged ``[N, D, ...]`` and holds the messages as they lie on the
+edges, ``[E, ...]``. Elementwise work stays on the edges, a reduction over dimension 1 becomes a scatter, and whatever
+would need the messages side by side (an LSTM, a sort, an index into them) is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SAME_DIM = frozenset({
 class Extremum(NamedTuple):
     """What ``max(dim=1)`` returns: the values, and nothing usable in the place of the positions."""
 
-    values: Tensor
+    values: Any
     indices: object
 
 
@@ -90,9 +90,11 @@ class Mailbox:
         return self.values.new_zeros(*size, **kwargs)
 
     def __len__(self) -> Any:
+        """``N``."""
         return self._index.size
 
     def __getitem__(self, key: Any) -> Mailbox:
+        """As of a tensor, after the first two dimensions."""
         keys = key if isinstance(key, tuple) else (key,)
         full = slice(None)
         if keys[0] is Ellipsis and Ellipsis not in keys[1:] and len(keys) - 1 <= self.values.dim() - 1:
@@ -123,6 +125,7 @@ class Mailbox:
         return self._like(self.values.transpose(self._feature_dim(dim0), self._feature_dim(dim1)))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        """The methods of a tensor."""
         method = getattr(torch.Tensor, name, None)
         if name.startswith("__") or method is None:
             raise AttributeError(name)
@@ -136,6 +139,7 @@ class Mailbox:
     def __torch_function__(
         cls, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Torch functions of the mailbox, alone or among other arguments."""
         named = dict(kwargs or {})
         everything = [*args, *named.values()]
         nested = [x for item in everything if isinstance(item, (list, tuple)) for x in item]
@@ -210,15 +214,16 @@ class Mailbox:
         return Extremum(self._like(found.values), found.indices) if name in ("max", "min") else self._like(found)
 
     def _along(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        default = {"normalize": 1}.get(name)
-        dim = kwargs.pop("dim", args[1] if len(args) > 1 and name in ("softmax", "log_softmax") else default)
+        takes_dim = name not in ("normalize", "norm")  # as its second argument
+        default = 1 if name == "normalize" else None
+        dim = kwargs.pop("dim", args[1] if len(args) > 1 and takes_dim else default)
         if dim is None:
             raise unreduced(f"{name} over its whole mailbox", "it mixes the messages of different nodes")
         if name == "softmax" and dim in (1, 1 - self.dim()):
             return self._like(softmax_rows(self.values, self._index.dst, self._index.size))
         if dim in (1, 1 - self.dim()):
             raise unreduced(f"{name} over the messages of a node", "only sum, mean, max, min and softmax are known")
-        rest = args[2:] if name in ("softmax", "log_softmax") else args[1:]
+        rest = args[2:] if takes_dim else args[1:]
         return self._like(func(self.values, *rest, dim=self._feature_dim(dim), **kwargs))
 
 

@@ -51,6 +51,11 @@ def at_edges(index: StandInIndex, data: Tensor, target: str) -> Tensor:
     return data.index_select(0, index.src if target == "u" else index.dst)
 
 
+def gather_row(data: Tensor, row_index: Tensor) -> Tensor:
+    """The rows of ``data`` that ``row_index`` ``[M]`` names, ``[M, ...]``."""
+    return data.index_select(0, row_index)
+
+
 def gsddmm(
     index: StandInIndex,
     op: str,

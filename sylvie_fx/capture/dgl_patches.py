@@ -63,13 +63,14 @@ def _functions() -> dict[Function, Function]:
     backend, core = dgl.backend.pytorch, dgl.core
     segment, transforms = sys.modules["dgl.ops.segment"], dgl.transforms.functional
     spmm, typed, readout = sys.modules["dgl.ops.spmm"], sys.modules["dgl.ops.gather_mm"], dgl.readout
-    always = {
+    always: dict[Function, Function] = {
         segment.segment_reduce: dgl_ops.segment_reduce,
         segment.segment_softmax: dgl_ops.segment_softmax,
         segment.segment_mm: dgl_ops.segment_mm,
         typed.gather_mm: dgl_ops.gather_mm,
+        backend.gather_row: dgl_ops.gather_row,
     }
-    by_first_argument = {
+    by_first_argument: dict[Function, Function] = {
         backend.gspmm: dgl_ops.gspmm,
         backend.gsddmm: dgl_ops.gsddmm,
         backend.edge_softmax: _edge_softmax,
@@ -81,13 +82,25 @@ def _functions() -> dict[Function, Function]:
     }
     for name in ("reverse", "add_self_loop", "remove_self_loop", "add_reverse_edges", "to_simple", "to_bidirected"):
         by_first_argument[getattr(transforms, name)] = getattr(dgl_transforms, name)
-    return always | {old: _dispatching(old, new) for old, new in by_first_argument.items()}
+    built: dict[Function, Function] = {
+        dgl.convert.graph: dgl_transforms.graph,
+        dgl.convert.heterograph: dgl_transforms.heterograph,
+    }
+    return {
+        **always,
+        **{old: _dispatching(old, new, _is_stand_in) for old, new in by_first_argument.items()},
+        **{old: _dispatching(old, new, dgl_transforms.is_symbolic) for old, new in built.items()},
+    }
 
 
-def _dispatching(old: Function, new: Function) -> Function:
+def _is_stand_in(graph: Any) -> bool:
+    return isinstance(graph, (StandInGraph, StandInIndex))
+
+
+def _dispatching(old: Function, new: Function, takes: Callable[[Any], bool]) -> Function:
     @functools.wraps(old)
-    def call(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        return (new if isinstance(graph, (StandInGraph, StandInIndex)) else old)(graph, *args, **kwargs)
+    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+        return (new if takes(first) else old)(first, *args, **kwargs)
 
     return call
 

@@ -9,6 +9,7 @@ to be checked on every real graph before the program may run on it.
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -75,6 +77,7 @@ class Promise:
         )
 
     def __str__(self) -> str:
+        """Line and sentence."""
         return f"{self.where}: {self.description}" if self.where else self.description
 
 
@@ -118,6 +121,7 @@ class PromiseMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        """See every torch call of the forward."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _DECISIONS:
@@ -168,7 +172,11 @@ def _follow(func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Ma
         tag(result, ledger, replay, name)
     elif isinstance(result, tuple) and all(isinstance(part, Tensor) for part in result):
         for position, part in enumerate(result):
-            tag(part, ledger, lambda graph, position=position: replay(graph)[position], name)
+            tag(part, ledger, functools.partial(_part, replay, position), name)
+
+
+def _part(replay: Replay, position: int, graph: Any) -> Any:
+    return replay(graph)[position]
 
 
 def _replayed(value: Any, graph: Any) -> Any:
@@ -214,7 +222,7 @@ def _decide(func: Callable[..., Any], name: str, args: Sequence[Any]) -> tuple[b
 def _keep_as_assertion(name: str, args: Sequence[Any], frame: FrameType | None) -> tuple[bool, Any]:
     """A branch on data that only raises becomes an assertion in the program, and is not taken."""
     value = args[0]
-    if name not in ("__bool__", "item") or not isinstance(value, Tensor) or value.dtype != torch.bool:
+    if name not in ("__bool__", "item") or not is_fake(value) or value.dtype != torch.bool:
         return False, None
     error = _raised_by_branch(frame)
     if error is None or value.numel() != 1:

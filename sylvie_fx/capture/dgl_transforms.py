@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from sylvie_fx.capture.dgl_graph import StandInGraph
 from sylvie_fx.capture.dgl_index import StandInIndex, refusal
@@ -125,6 +126,37 @@ def to_bidirected(g: StandInGraph, copy_ndata: bool = False, readonly: object = 
     """The simple graph with both directions of every edge."""
     both = add_reverse_edges(g, copy_ndata=copy_ndata)
     return to_simple(both, return_counts=None, copy_ndata=copy_ndata)
+
+
+def graph(
+    data: Any, *, num_nodes: Any = None, idtype: torch.dtype | None = None, device: Any = None, **kwargs: Any
+) -> StandInGraph:
+    """A graph that the model builds itself from (symbolic) sources and destinations, ``[E]`` each."""
+    if num_nodes is None:
+        raise refusal(
+            "dgl.graph without a number of nodes",
+            "it would depend on the largest id in the edges",
+            remedy="pass num_nodes",
+        )
+    src, dst = (ends if idtype is None else ends.to(idtype) for ends in data)
+    return StandInGraph.unknown(StandInIndex(src, dst, num_nodes))
+
+
+def heterograph(
+    data_dict: Mapping[Any, Any], num_nodes_dict: Mapping[str, Any] | None = None, **kwargs: Any
+) -> StandInGraph:
+    """As :func:`graph`, in the form that takes a dict of relations: the one relation of a homogeneous graph."""
+    (relation, data), *others = data_dict.items()
+    if others or relation != ("_N", "_E", "_N"):
+        raise refusal("a heterogeneous graph built in forward", "only homogeneous graphs are captured")
+    return graph(data, num_nodes=None if num_nodes_dict is None else num_nodes_dict["_N"])
+
+
+def is_symbolic(data: Any) -> bool:
+    """Whether the first argument of :func:`graph` or :func:`heterograph` holds tensors of a capture."""
+    if isinstance(data, Mapping):
+        return any(is_symbolic(part) for part in data.values())
+    return isinstance(data, tuple) and len(data) == 2 and all(is_fake(ends) for ends in data)
 
 
 def broadcast_nodes(graph: StandInGraph, graph_feat: Tensor, *, ntype: str | None = None) -> Tensor:

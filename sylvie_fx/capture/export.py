@@ -16,14 +16,21 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from sylvie_fx.capture.sparse import patched_sparse
 from sylvie_fx.ir.errors import CaptureError, SylvieError
-from sylvie_fx.ir.placement import Rows
+from sylvie_fx.ir.placement import NODES, Rows
 from sylvie_fx.ir.program import Input, Program, meta, user_line
 from sylvie_fx.ir.rules import expression
 
 log = logging.getLogger(__name__)
 
 Rebuild: TypeAlias = Callable[[Sequence[Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+Call: TypeAlias = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def plain_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``model(*args, **kwargs)``."""
+    return model(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -32,39 +39,42 @@ class Captured:
 
     Attributes:
         program: The program, whose output is the flat list of the result's tensors.
-        outputs: Tree of the result, with None in the place of each tensor and constants as they are.
-        tree: Its structure.
+        constants: Leaves of the result: constants as they are, None in the place of each tensor.
+        tensor_leaves: Which leaves are tensors.
+        tree: Structure of the result.
     """
 
     program: Program
     constants: tuple[Any, ...]
+    tensor_leaves: tuple[bool, ...]
     tree: pytree.TreeSpec
 
 
 class _Wrapper(nn.Module):
     """Gives the model the call that its user makes, from flat tensors."""
 
-    def __init__(self, model: nn.Module, rebuild: Rebuild, record: Callable[[Any], None]) -> None:
+    def __init__(self, model: nn.Module, rebuild: Rebuild, call: Call, record: Callable[[Any], None]) -> None:
         super().__init__()
         self.model = model
-        self._rebuild = rebuild
+        self._rebuild, self._call = rebuild, call
         # A callable, since torch.export undoes what forward assigns to attributes and containers of the module.
         self._record = record
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         args, kwargs = self._rebuild(tensors)
-        leaves, tree = pytree.tree_flatten(self.model(*args, **kwargs))
+        with patched_sparse():
+            leaves, tree = pytree.tree_flatten(self._call(self.model, args, kwargs))
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, int, float, str, bool, type(None))):
                 raise CaptureError(
                     f"the model returns a {type(leaf).__name__}",
                     remedy="return tensors, or lists, tuples and dicts of tensors",
                 )
-        self._record((tuple(None if isinstance(v, Tensor) else v for v in leaves), tree))
+        self._record((tuple(None if isinstance(v, Tensor) else v for v in leaves), tuple(isinstance(v, Tensor) for v in leaves), tree))
         return [v for v in leaves if isinstance(v, Tensor)]
 
 
-def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor], rebuild: Rebuild) -> Captured:
+def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor], rebuild: Rebuild, call: Call = plain_call) -> Captured:
     """Capture one forward pass in the model's present mode.
 
     Args:
@@ -72,18 +82,19 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
         inputs: What each tensor is; the row spaces become symbols.
         samples: One small tensor for each input; every space has one size throughout.
         rebuild: Makes the arguments of the call from the flat tensors (stand-ins for graphs included).
+        call: How the model is called with them.
 
     Raises:
         CaptureError: The forward pass can not be captured; names the user's line and the reason.
     """
-    results: list[tuple[tuple[Any, ...], pytree.TreeSpec]] = []
-    wrapper = _Wrapper(model, rebuild, results.append)
+    results: list[tuple[tuple[Any, ...], tuple[bool, ...], pytree.TreeSpec]] = []
+    wrapper = _Wrapper(model, rebuild, call, results.append)
     wrapper.training = model.training
     dims: dict[str, Any] = {}
     specs = []
     for item in inputs:
         if isinstance(item.rows, Rows):
-            dim = dims.setdefault(item.rows.space, torch.export.Dim(_symbol(item.rows.space, len(dims)), min=2))
+            dim = dims.setdefault(item.rows.space, torch.export.Dim(_symbol(item.rows.space, len(dims)), min=2, max=_MOST.get(item.rows.space, 2**40)))
             specs.append({item.rows.dim: dim})
         else:
             specs.append(None)
@@ -106,6 +117,10 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
     for node in program.graph.nodes:
         meta(node)
     return Captured(program, *results[-1])
+
+
+_MOST = {NODES: 2**31}
+# Bounded, so that models that check sizes against the range of an index are captured.
 
 
 def _symbol(space: str, index: int) -> str:

@@ -1,0 +1,27 @@
+"""The default pipeline."""
+
+from __future__ import annotations
+
+from sylvie_fx.passes.canonicalize import Canonicalize
+from sylvie_fx.passes.decompose import Decompose
+from sylvie_fx.passes.functionalize import Functionalize
+from sylvie_fx.passes.global_reductions import GlobalReductions
+from sylvie_fx.passes.infer_placement import InferPlacement
+from sylvie_fx.passes.insert_halo import InsertHalo
+from sylvie_fx.passes.manager import PassManager
+from sylvie_fx.passes.split_prologue import SplitPrologue
+from sylvie_fx.passes.sync_gradients import SyncGradients
+
+
+def default_passes() -> PassManager:
+    """The passes that distribute() runs, in order."""
+    return PassManager([
+        Functionalize(),
+        Decompose(),
+        Canonicalize(),
+        SplitPrologue(),
+        InferPlacement(),
+        GlobalReductions(),
+        InsertHalo(),
+        SyncGradients(),
+    ])  # fmt: skip
