@@ -12,6 +12,7 @@ from sylvie_fx.node_tensor import NodeTensor  # noqa: E402
 from sylvie_fx.passes.base import Pass, PassContext  # noqa: E402
 from sylvie_fx.passes.manager import PassManager  # noqa: E402
 from sylvie_fx.passes.pipeline import default_passes  # noqa: E402
+from sylvie_fx.verify import VerifyReport, verify  # noqa: E402
 
 __all__ = [
     "DistributedModule",
@@ -21,7 +22,9 @@ __all__ = [
     "PassContext",
     "PassManager",
     "SylvieError",
+    "VerifyReport",
     "default_passes",
     "distribute",
     "placement_rule",
+    "verify",
 ]

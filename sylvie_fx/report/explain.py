@@ -1,0 +1,109 @@
+"""explain(): the exchanges of a program as a table."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import fx
+
+from sylvie_fx.ir import ops
+from sylvie_fx.ir.options import Options
+from sylvie_fx.ir.program import Program, meta, shape
+
+
+@dataclass(frozen=True)
+class ExchangeRow:
+    """One exchange of a program.
+
+    Attributes:
+        name: Name of its node.
+        kind: ``halo`` brings rows for a gather, ``reduce`` returns partial sums, ``relayout`` moves rows.
+        value: The value that crosses.
+        module: Path of the module that needs it.
+        where: ``file:line`` of the user's code.
+        columns: Numbers in a row.
+        rows: Rows that this rank sends in the forward pass; None before data is bound.
+        bytes: Payload bytes that this rank sends in a step, forward and backward; None before data is bound.
+        bits: Bits a number.
+        staleness: Steps.
+    """
+
+    name: str
+    kind: str
+    value: str
+    module: str
+    where: str
+    columns: int
+    rows: int | None
+    bytes: int | None
+    bits: int
+    staleness: int
+
+
+def exchange_rows(program: Program, bound: Any, options: Options) -> list[ExchangeRow]:
+    """The exchanges of a program in order; those that move no row on this graph are left out once it is bound."""
+    rows = []
+    kinds = {ops.halo_exchange: "halo", ops.halo_reduce: "reduce", ops.relayout: "relayout"}
+    for node in program.graph.nodes:
+        kind = kinds.get(node.target)
+        if kind is None:
+            continue
+        plan = bound.plans[node.args[1]] if bound is not None else None
+        if plan is not None and plan.total == 0:
+            continue
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        value = node.meta["val"]
+        columns = math.prod(int(s) for s in shape(source) if not s.free_symbols)
+        sent = sum(len(s) for s in plan.send_rows) if plan is not None else None
+        back = plan.halo if plan is not None else None
+        if kind == "reduce":
+            sent, back = back, sent
+        backward = program.mode == "train" and _needs_gradient(source)
+        total = None if sent is None or back is None else (sent + (back if backward else 0)) * columns * value.element_size()
+        rows.append(ExchangeRow(node.name, kind, source.name, meta(node).module, meta(node).where, columns, sent, total, 32, 0))
+    return rows
+
+
+def _needs_gradient(node: fx.Node) -> bool:
+    """Whether a value depends on a parameter or on an input with gradient: then its backward crosses too."""
+    seen, stack = set(), [node]
+    while stack:
+        current = stack.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if current.target is ops.sync_gradients:
+            return True
+        stack += current.all_input_nodes
+    return False
+
+
+def explain(program: Program, bound: Any, options: Options) -> str:
+    """The table of exchanges as text.
+
+    Args:
+        program: A rewritten program.
+        bound: What the machine runs on, for numbers of rows and bytes; None to leave them out.
+        options: The options of distribute().
+    """
+    table = Table(title=f"exchanges of the {program.mode} program", title_justify="left")
+    for name in ("exchange", "value", "module", "source", "numbers a row", "rows sent", "bytes a step", "bits", "staleness"):
+        table.add_column(name, justify="right" if name in ("numbers a row", "rows sent", "bytes a step", "bits", "staleness") else "left")
+    rows = exchange_rows(program, bound, options)
+    for row in rows:
+        where = row.where.rpartition("/")[2]
+        counts = ["-" if n is None else f"{n:,}" for n in (row.rows, row.bytes)]
+        table.add_row(row.kind, row.value, row.module, where, str(row.columns), *counts, str(row.bits), str(row.staleness))
+    total = sum(r.bytes or 0 for r in rows)
+    reduces = sum(1 for n in program.graph.nodes if n.target is ops.all_reduce)
+    table.caption = (f"{len(rows)} exchanges, {total:,} bytes a step from this rank; {reduces} small all_reduce forward; "
+                     "one all_reduce for the gradients of the parameters")  # fmt: skip
+    buffer = io.StringIO()
+    Console(file=buffer, width=140, no_color=True).print(table)
+    return buffer.getvalue()
