@@ -1,0 +1,156 @@
+"""The codec on a GPU: correctness against the torch reference, and speed against a device copy. What `make gpu-check` runs.
+
+    python benchmarks/gpu_check.py [--rows 1000000] [--json FILE]
+
+Under a minute on a current GPU. Without one it says so and ends well: compilation for real architectures and the
+kernels' bytes are then tested on the host (tests/kernels/test_cuda.py).
+
+Rates count the float32 bytes of the rows; the yardstick is a device-to-device copy of the same rows, whose rate counts
+them once as well (it reads and writes them). Target on an H200: 0.7 of it, encoding and decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sylvie_fx.kernels import CodecSpec, MessageLayout, Mode, Rounding, Variant, cuda, decode, encode, reference
+from sylvie_fx.kernels.hashing import stream_word
+
+TARGET = 0.7
+WIDTHS = (1, 31, 33, 64, 100, 256, 300, 1030)
+
+
+def corner_rows(cols: int, generator: torch.Generator) -> torch.Tensor:
+    """float32 ``[256, cols]`` of all magnitudes and offsets, with NaN, infinities, constants and subnormal values."""
+    x = torch.randn(256, cols, generator=generator) * torch.logspace(-38, 37.5, 256)[:, None]
+    x[::2] += torch.logspace(-30, 37, 128)[torch.randperm(128, generator=generator)][:, None]
+    x[3], x[4], x[5, -1], x[6, 0], x[7, 0], x[8] = 0.0, 0.1, torch.nan, torch.inf, -torch.inf, x[8] * 1e-42
+    return x
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits."""
+    return torch.equal(a.cpu().contiguous().view(torch.uint8), b.cpu().contiguous().view(torch.uint8))
+
+
+def check(spec: CodecSpec, cols: int) -> list[str]:
+    """What differs between the device and the reference in one step of both ends."""
+    generator = torch.Generator().manual_seed(cols)
+    x, rows = corner_rows(cols, generator), torch.randperm(256, generator=generator)
+    keys = torch.randint(-(1 << 62), 1 << 62, (256,), generator=generator)
+    layout = MessageLayout((100, 0, 156), cols, spec)
+    start = torch.randn(256, cols, generator=generator)
+    message = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
+    state = None if spec.variant is Variant.PLAIN else start.clone()
+    reference.encode_messages(x, rows, keys, layout, stream_word(4, 3), 3, message, state)
+    device_message = torch.zeros_like(message).cuda()
+    device_state = None if state is None else start.cuda()
+    cuda.encode_messages(x.cuda(), rows.cuda(), keys.cuda(), layout, stream_word(4, 3), 3, device_message, device_state)
+    faults = [] if same(message, device_message) else ["codes"]
+    if state is not None and device_state is not None and not same(state, device_state):
+        faults.append("sender's state")
+    index = torch.cat([torch.randperm(256, generator=generator)[:count] for count in layout.counts])
+    out, device_out = start.clone(), start.cuda()
+    average, device_average = start.clone(), start.cuda()
+    receiver = start.clone() if spec.variant is Variant.DIFFERENCE else None
+    device_receiver = None if receiver is None else start.cuda()
+    reference.decode_messages(message, layout, out, index, True, receiver, average, 0.3)
+    cuda.decode_messages(
+        message.cuda(), layout, device_out, index.cuda(), True, device_receiver, device_average, 0.3, step=3
+    )
+    faults += [] if same(out, device_out) else ["values"]
+    faults += [] if same(average, device_average) else ["average"]
+    return faults
+
+
+def median_seconds(work: Callable[[], object], repeats: int = 20) -> float:
+    """Median device time of one call."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(repeats):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return statistics.median(times)
+
+
+def speeds(n: int, cols: int) -> list[dict[str, object]]:
+    """Rates of one row count and width, each with its ratio to the copy."""
+    x = torch.randn(n, cols, device="cuda")
+    out, rows = torch.empty_like(x), torch.randperm(n, device="cuda")
+    size = n * cols * 4 / 1e9
+    copy = size / median_seconds(lambda: out.copy_(x))
+    records: list[dict[str, object]] = [{"way": "copy", "cols": cols, "rate": copy, "ratio": 1.0}]
+
+    def add(way: str, work: Callable[[], object]) -> None:
+        rate = size / median_seconds(work)
+        records.append({"way": way, "cols": cols, "rate": rate, "ratio": rate / copy})
+
+    add("gather", lambda: torch.index_select(x, 0, rows, out=out))
+    for bits, rounding in ((1, Rounding.STOCHASTIC), (1, Rounding.NEAREST), (2, Rounding.STOCHASTIC),
+                           (4, Rounding.STOCHASTIC), (8, Rounding.STOCHASTIC), (16, Rounding.STOCHASTIC)):  # fmt: skip
+        spec = CodecSpec(bits, rounding)
+        message = encode(x, rows, spec, 0, 0, rows)
+        name = f"{bits} {rounding.value}"
+        add(f"encode {name}", lambda spec=spec, message=message: encode(x, rows, spec, 0, 0, rows, message))  # type: ignore[misc]
+        add(f"decode {name}", lambda spec=spec, message=message: decode(message, spec, n, cols, out=out))  # type: ignore[misc]
+        if bits == 1:
+            add(
+                f"decode {name} and add",
+                lambda spec=spec, message=message: decode(  # type: ignore[misc]
+                    message, spec, n, cols, out=out, mode=Mode.ADD, index=rows
+                ),
+            )
+    return records
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("gpu-check: NO GPU on this machine: nothing was run on a device. The CUDA kernels are covered by")
+        print("compilation to cubin and by emulated warps only: pytest tests/kernels/test_cuda.py")
+        return 0
+    if not cuda.available():
+        print("gpu-check: cuda-core is not installed: pip install sylvie-fx[cuda]")
+        return 1
+    print(f"gpu-check on {torch.cuda.get_device_name()}")
+    faults = 0
+    for variant in Variant:
+        for bits in (1, 2, 4, 8, 16):
+            for rounding in Rounding:
+                if variant is not Variant.PLAIN and rounding is Rounding.STOCHASTIC and bits == 1:
+                    continue
+                for cols in WIDTHS:
+                    wrong = check(CodecSpec(bits, rounding, variant), cols)
+                    faults += len(wrong)
+                    if wrong:
+                        print(
+                            f"WRONG: {variant.value} {rounding.value} {bits} bits, {cols} columns: {', '.join(wrong)}"
+                        )
+    print("bytes, values and states are the reference's" if not faults else f"{faults} differences from the reference")
+    records = [record for cols in (64, 256, 602) for record in speeds(options.rows * 256 // cols // 4 * 4, cols)]
+    print(f"{'':28}{'columns':>8}{'GB/s':>8}{'/copy':>7}")
+    for r in records:
+        met = "" if str(r["way"]) in ("copy", "gather") else "  met" if float(str(r["ratio"])) >= TARGET else "  MISSED"
+        print(f"{r['way']:28}{r['cols']:8}{r['rate']:8.0f}{r['ratio']:7.2f}{met}")
+    if options.json:
+        options.json.write_text(json.dumps(records, indent=1))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
