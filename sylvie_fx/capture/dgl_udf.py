@@ -64,9 +64,13 @@ def call_reduce_function(
                 where=location(func),
                 remedy="reduce over dimension 1 of the mailbox",
             )
-        reached = (degrees > 0).reshape(-1, *(1,) * (value.dim() - 1))
-        results[name] = value if is_reduced(value) else torch.where(reached, value, torch.zeros_like(value))
+        results[name] = value if is_reduced(value) else _zero_where_none_arrives(value, degrees)
     return results
+
+
+def _zero_where_none_arrives(value: Tensor, degrees: Tensor) -> Tensor:
+    reached = (degrees > 0).reshape(-1, *(1,) * (value.dim() - 1))
+    return torch.where(reached, value, torch.zeros_like(value))
 
 
 def location(func: Callable[..., Any]) -> str | None:
