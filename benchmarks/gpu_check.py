@@ -1,4 +1,4 @@
-"""The codec on a GPU: correctness against the torch reference, and speed against a device copy. What `make gpu-check` runs.
+"""The codec on a GPU, what `make gpu-check` runs: correctness against the torch reference, speed against a device copy.
 
     python benchmarks/gpu_check.py [--rows 1000000] [--json FILE]
 

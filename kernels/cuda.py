@@ -64,7 +64,8 @@ def _kernel(bits: int, device: int, name: str) -> Any:
 @functools.lru_cache(maxsize=256)
 def _tables(layout: MessageLayout, device: torch.device) -> torch.Tensor:
     """int64 ``[2, peers + 1]`` on the device: first rows, and offsets, of the messages."""
-    return torch.tensor([layout.row_starts, layout.offsets]).pin_memory().to(device, non_blocking=True)
+    tables = torch.tensor([layout.row_starts, layout.offsets])
+    return tables.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tables
 
 
 class _TorchStream:
@@ -88,8 +89,9 @@ def _launch(name: str, bits: int, device: torch.device, rows: int, arguments: li
         launch(_TorchStream(device), config, _kernel(bits, index, name), *arguments)
 
 
-def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(0 if tensor is None else tensor.data_ptr())
+def _pointer(tensor: torch.Tensor | None) -> int:
+    """An address, which cuda.core takes as a plain int (other numbers: as ctypes, of the kernel's types)."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _check_alignment(buffer: torch.Tensor) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from sylvie_fx.kernels import cuda, reference
 from sylvie_fx.kernels.hashing import stream_word
-from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant, header_words
+from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
 
 STREAM, STEP = stream_word(3, 7), 7
 WIDTHS = [0, 1, 31, 33, 64, 65, 100, 256, 300, 1030, 1100]
-i32, i64, u64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
 
 CASES = [(bits, rounding) for bits in (1, 2, 4, 8, 16) for rounding in Rounding]
 
@@ -31,53 +31,25 @@ def test_compiles_to_a_cubin(arch: str, bits: int) -> None:
     assert b"decode_rows" in code
 
 
-def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(0 if tensor is None else tensor.data_ptr())
+def _check_arguments(arguments: list[Any]) -> None:
+    """Let cuda.core marshal the arguments as a launch would, where it is installed: it needs no device for that."""
+    if importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.core") is not None:
+        from cuda.core._kernel_arg_handler import ParamHolder
+
+        ParamHolder(tuple(arguments))
 
 
-class Emulated:
-    """The kernels of one width of codes with the arguments of :mod:`sylvie_fx.kernels.cuda`."""
+@pytest.fixture
+def on_host(monkeypatch: pytest.MonkeyPatch, emulated: Callable[[int], ctypes.CDLL]) -> None:
+    """Launches of :mod:`sylvie_fx.kernels.cuda` run emulated, on tensors in host memory, two warps a block."""
 
-    def __init__(self, library: ctypes.CDLL, layout: MessageLayout) -> None:
-        self.library, self.layout = library, layout
-        self.starts, self.offsets = torch.tensor(layout.row_starts), torch.tensor(layout.offsets)
-        self.word, _, _, self.step = header_words(0, layout.cols, layout.spec, torch.float32, STEP)
+    def launch(name: str, bits: int, device: torch.device, rows: int, arguments: list[Any]) -> None:
+        _check_arguments(arguments)
+        function = getattr(emulated(bits), f"emulate_{name.removesuffix('_rows')}")
+        converted = [ctypes.c_void_p(value) if isinstance(value, int) else value for value in arguments]
+        function(ctypes.c_uint32(max(1, -(-rows // 2))), ctypes.c_uint32(64), *converted)
 
-    def encode(
-        self,
-        x: torch.Tensor,
-        rows: torch.Tensor | None,
-        keys: torch.Tensor,
-        buffer: torch.Tensor,
-        state: torch.Tensor | None,
-    ) -> None:
-        spec = self.layout.spec
-        self.library.emulate_encode(
-            i32(max(1, -(-self.layout.rows // 2))), i32(64), _pointer(x), i64(x.shape[0]), i64(x.stride(0)),
-            _pointer(rows), _pointer(keys), _pointer(state), _pointer(self.starts), _pointer(self.offsets),
-            _pointer(buffer), i64(len(self.layout.counts)), i64(self.layout.cols), u64(STREAM), u64(self.word),
-            u64(self.step), i32(spec.rounding is Rounding.NEAREST), i32(list(Variant).index(spec.variant)),
-        )  # fmt: skip
-
-    def decode(
-        self,
-        buffer: torch.Tensor,
-        out: torch.Tensor,
-        index: torch.Tensor | None,
-        accumulate: bool,
-        state: torch.Tensor | None,
-        average: torch.Tensor | None,
-        weight: float,
-    ) -> None:
-        peers = len(self.layout.counts)
-        for first, number in [(p, 1) for p in range(peers)] if accumulate else [(0, peers)]:
-            rows = self.layout.row_starts[first + number] - self.layout.row_starts[first]
-            self.library.emulate_decode(
-                i32(max(1, -(-rows // 2))), i32(64), _pointer(buffer), _pointer(self.starts[first:]),
-                _pointer(self.offsets[first:]), i64(number), i64(self.layout.cols), u64(self.word), u64(self.step),
-                i32(0), _pointer(out), i64(out.shape[0]), i64(out.stride(0)), _pointer(index), _pointer(state),
-                _pointer(average), ctypes.c_float(weight), i32(accumulate),
-            )  # fmt: skip
+    monkeypatch.setattr(cuda, "_launch", launch)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -88,7 +60,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def test_emulated_warps_write_the_references_bytes(
     bits: int,
     rounding: Rounding,
-    emulated: Callable[[int], ctypes.CDLL],
+    on_host: None,
     corner_rows: Callable[[int], torch.Tensor],
 ) -> None:
     generator = torch.Generator().manual_seed(bits)
@@ -98,14 +70,13 @@ def test_emulated_warps_write_the_references_bytes(
         rows, counts = torch.randperm(64, generator=generator), (15, 0, 0, 49)
         keys = torch.randint(-(1 << 62), 1 << 62, (64,), generator=generator)
         layout = MessageLayout(counts, cols, CodecSpec(bits, rounding))
-        kernel = Emulated(emulated(bits), layout)
         expected, found = (torch.zeros(layout.buffer_bytes, dtype=torch.uint8) for _ in range(2))
         reference.encode_messages(x, rows, keys, layout, STREAM, STEP, expected, None)
-        kernel.encode(x, rows, keys, found, None)
+        cuda.encode_messages(x, rows, keys, layout, STREAM, STEP, found, None)
         assert torch.equal(expected, found), f"{cols} columns"
         values, out = torch.zeros(64, cols), torch.full((64, cols), torch.nan)
         reference.decode_messages(expected, layout, values, None, False, None, None, 1.0)
-        kernel.decode(expected, out, None, False, None, None, 1.0)
+        cuda.decode_messages(expected, layout, out, None, False, None, None, 1.0, step=STEP)
         assert _same(values, out), f"{cols} columns"
 
 
@@ -114,7 +85,7 @@ def test_emulated_warps_write_the_references_bytes(
 def test_emulated_states_are_the_references(
     variant: Variant,
     bits: int,
-    emulated: Callable[[int], ctypes.CDLL],
+    on_host: None,
     corner_rows: Callable[[int], torch.Tensor],
 ) -> None:
     for cols in (33, 300):
@@ -122,40 +93,30 @@ def test_emulated_states_are_the_references(
         x, rows = corner_rows(cols), torch.randperm(64, generator=generator)
         keys, index = torch.arange(64), torch.cat([torch.randperm(64, generator=generator)[:32] for _ in range(2)])
         layout = MessageLayout((32, 32), cols, CodecSpec(bits, Rounding.NEAREST, variant))
-        kernel = Emulated(emulated(bits), layout)
         start = torch.randn(64, cols, generator=generator)
-        messages, states = [torch.zeros(layout.buffer_bytes, dtype=torch.uint8) for _ in range(2)], []
-        for buffer, ours in zip(messages, (True, False), strict=True):
+        messages, states, results = [], [], []
+        for backend in (reference, cuda):
+            messages.append(torch.zeros(layout.buffer_bytes, dtype=torch.uint8))
             states.append(start.clone())
-            if ours:
-                reference.encode_messages(x, rows, keys, layout, STREAM, STEP, buffer, states[-1])
-            else:
-                kernel.encode(x, rows, keys, buffer, states[-1])
-        assert torch.equal(*messages)
-        assert _same(*states)
-        results = []
-        for ours in (True, False):
+            backend.encode_messages(x, rows, keys, layout, STREAM, STEP, messages[-1], states[-1])
             out, average = x.clone(), start.clone()
             state = start.clone() if variant is Variant.DIFFERENCE else None
-            if ours:
-                reference.decode_messages(messages[0], layout, out, index, True, state, average, 0.3)
-            else:
-                kernel.decode(messages[0], out, index, True, state, average, 0.3)
+            backend.decode_messages(messages[-1], layout, out, index, True, state, average, 0.3)
             results.append([out, average, *([] if state is None else [state])])
+        assert torch.equal(*messages)
+        assert _same(*states)
         assert all(_same(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_what_can_not_be_raised_reads_as_nan(emulated: Callable[[int], ctypes.CDLL]) -> None:
+def test_what_can_not_be_raised_reads_as_nan(on_host: None) -> None:
     layout = MessageLayout((3,), 40, CodecSpec(1))
-    kernel = Emulated(emulated(1), layout)
     buffer = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
-    kernel.encode(torch.randn(4, 40), torch.tensor([0, 4, 1]), torch.arange(3), buffer, None)
+    cuda.encode_messages(torch.randn(4, 40), torch.tensor([0, 4, 1]), torch.arange(3), layout, STREAM, 7, buffer, None)
     out = torch.zeros(3, 40)
-    kernel.decode(buffer, out, None, False, None, None, 1.0)
+    cuda.decode_messages(buffer, layout, out, None, False, None, None, 1.0)
     assert out[1].isnan().all()
     assert out[[0, 2]].isfinite().all()
-    kernel.step += 1  # the receiver is a step ahead
-    kernel.decode(buffer, out, None, False, None, None, 1.0)
+    cuda.decode_messages(buffer, layout, out, None, False, None, None, 1.0, step=8)
     assert out.isnan().all()
 
 
@@ -168,7 +129,7 @@ def test_the_device_writes_the_references_bytes(
     for cols in WIDTHS:
         x, rows, keys = corner_rows(cols), torch.randperm(64), torch.arange(64)
         layout = MessageLayout((15, 0, 49), cols, CodecSpec(bits, rounding))
-        expected, found = torch.zeros(layout.buffer_bytes, dtype=torch.uint8), None
+        expected = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
         reference.encode_messages(x, rows, keys, layout, STREAM, STEP, expected, None)
         found = torch.zeros_like(expected).cuda()
         cuda.encode_messages(x.cuda(), rows.cuda(), keys.cuda(), layout, STREAM, STEP, found, None)

@@ -30,14 +30,14 @@ class Warp {
     static constexpr int LANES = 32;
 
     void run(unsigned first_thread, const std::function<void()>& kernel) {
-        std::vector<std::vector<char>> stacks(LANES, std::vector<char>(1 << 16));
+        stacks.resize(LANES * STACK);
         body = &kernel;
         for (lane = 0; lane < LANES; ++lane) {
             turns[lane] = 0;
             done[lane] = false;
             getcontext(&lanes[lane]);
-            lanes[lane].uc_stack.ss_sp = stacks[lane].data();
-            lanes[lane].uc_stack.ss_size = stacks[lane].size();
+            lanes[lane].uc_stack.ss_sp = stacks.data() + lane * STACK;
+            lanes[lane].uc_stack.ss_size = STACK;
             lanes[lane].uc_link = &scheduler;
             makecontext(&lanes[lane], &Warp::start, 0);
         }
@@ -64,6 +64,8 @@ class Warp {
 
   private:
     static void start();
+    static constexpr size_t STACK = 1 << 16;
+    std::vector<char> stacks; // of the lanes, kept from warp to warp
     ucontext_t scheduler, lanes[LANES];
     char boxes[2][LANES][8];
     unsigned turns[LANES];
