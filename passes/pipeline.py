@@ -5,6 +5,7 @@ from __future__ import annotations
 from sylvie_fx.passes.canonicalize import Canonicalize
 from sylvie_fx.passes.decompose import Decompose
 from sylvie_fx.passes.functionalize import Functionalize
+from sylvie_fx.passes.fuse_aggregation import FuseAggregation
 from sylvie_fx.passes.global_reductions import GlobalReductions
 from sylvie_fx.passes.infer_placement import InferPlacement
 from sylvie_fx.passes.insert_halo import InsertHalo
@@ -23,5 +24,6 @@ def default_passes() -> PassManager:
         InferPlacement(),
         GlobalReductions(),
         InsertHalo(),
+        FuseAggregation(),
         SyncGradients(),
     ])  # fmt: skip

@@ -30,6 +30,13 @@ def _scatter(e: Tensor, index: Tensor, rows: int, reduce: str, dim: int = 0) -> 
     return out.scatter_reduce(dim, index.view(view).expand_as(e), e, reduce, include_self=False)
 
 
+def _spmm(x: Tensor, src: Tensor, dst: Tensor, weight: Tensor | None, rows: int, reduce: str) -> Tensor:
+    messages = x.index_select(0, src)
+    if weight is not None:
+        messages = messages * weight.reshape(*weight.shape, *[1] * (messages.dim() - weight.dim()))
+    return _scatter(messages, dst, rows, reduce)
+
+
 _GOLDEN, _MIX_A, _MIX_B, _LOW = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35, 0xFFFFFFFF
 
 
@@ -115,6 +122,7 @@ def _crossing(name: str) -> object:
 
 _define("gather(Tensor x, Tensor index, int dim=0) -> Tensor", _gather)
 _define("scatter(Tensor e, Tensor index, SymInt rows, str reduce, int dim=0) -> Tensor", _scatter)
+_define("spmm(Tensor x, Tensor src, Tensor dst, Tensor? weight, SymInt rows, str reduce) -> Tensor", _spmm)
 _define("node_dropout(Tensor x, Tensor? keys, float p, int site, int dim=0) -> Tensor", _node_dropout)
 _define(
     "update_running(Tensor(a!) mean, Tensor(b!) variance, Tensor new_mean, Tensor new_variance, SymInt rows, float momentum) -> ()",
@@ -132,6 +140,7 @@ for _schema in (
 
 gather = torch.ops.sylvie.gather.default
 scatter = torch.ops.sylvie.scatter.default
+spmm = torch.ops.sylvie.spmm.default
 node_dropout = torch.ops.sylvie.node_dropout.default
 update_running = torch.ops.sylvie.update_running.default
 halo_exchange = torch.ops.sylvie.halo_exchange.default
