@@ -9,7 +9,7 @@ from glob import glob
 from setuptools import Extension, setup
 
 # No contraction to fused multiply-adds: a moved threshold would change the bytes between machines.
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread", "-g0"]
 
 setup(
     ext_modules=[

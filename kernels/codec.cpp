@@ -18,6 +18,8 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define SYLVIE_X86 1
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
