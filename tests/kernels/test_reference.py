@@ -46,6 +46,7 @@ def test_any_finite_row_comes_back_within_a_step(rows: list[list[float]], bits: 
     spec = CodecSpec(bits, rounding)
     # Nearest rounding at one bit has levels inside the range; the range's own grid bounds it all the same.
     low, step, quantum = _header(x, CodecSpec(bits))
+    high = low + (step * ((1 << bits) - 1) / quantum).round() * quantum  # an integer of quanta
     y = _round_trip(x, spec).double()
     assert y.isfinite().all()
     error = (y - x.double()).abs().amax(1)
@@ -54,7 +55,6 @@ def test_any_finite_row_comes_back_within_a_step(rows: list[list[float]], bits: 
     centroid = 2 * quantum if rounding is Rounding.NEAREST and bits == 1 else 0.0
     assert (error <= bound + slack + centroid).all()
     # The levels cover the row, and waste at most two quanta.
-    high = low + step * ((1 << bits) - 1)
     tiny = quantum * 2.0**-126  # what is so much smaller than the quantum that it underflows counts as zero
     assert (low <= x.double().amin(1) + tiny).all()
     assert (high >= x.double().amax(1) - tiny).all()
