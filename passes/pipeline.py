@@ -10,6 +10,8 @@ from sylvie_fx.passes.global_reductions import GlobalReductions
 from sylvie_fx.passes.infer_placement import InferPlacement
 from sylvie_fx.passes.insert_halo import InsertHalo
 from sylvie_fx.passes.manager import PassManager
+from sylvie_fx.passes.place_halos import PlaceHalos
+from sylvie_fx.passes.quantize import Quantize
 from sylvie_fx.passes.split_prologue import SplitPrologue
 from sylvie_fx.passes.sync_gradients import SyncGradients
 
@@ -24,6 +26,8 @@ def default_passes() -> PassManager:
         InferPlacement(),
         GlobalReductions(),
         InsertHalo(),
+        PlaceHalos(),
         FuseAggregation(),
+        Quantize(),
         SyncGradients(),
     ])  # fmt: skip

@@ -103,12 +103,19 @@ class Binder:
             else:
                 values[name] = self.layout(component, space).counts[rank]
         for name, (component, space) in self.program.row_ids.items():
-            values[name] = self.layout(component, space).rows(rank)
+            if component < 0:
+                values[name] = self._with_halo(-1 - component, rank, plans)
+            else:
+                values[name] = self.layout(component, space).rows(rank)
         for name, value in self.program.numbers.items():
             values[name] = int(self.results[value])
         if device is not None:
             values = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()}
         return Bound(values, plans, self._layouts, rank)
+
+    def _with_halo(self, slot: int, rank: int, plans: Mapping[int, ExchangePlan]) -> Tensor:
+        """Global indices of a rank's own rows and of the halo rows that a slot brings."""
+        return torch.cat([self.layout(*self.program.slots[slot].source).rows(rank), plans[slot].halo_ids])
 
     def _localize(self, bound: Localized, rank: int, plans: Mapping[int, ExchangePlan]) -> Any:
         value = self.results[bound.value]
@@ -117,6 +124,8 @@ class Binder:
         if bound.slot is not None:
             return plans[bound.slot].local_index
         assert bound.placement.component is not None
+        if bound.halo is not None:
+            return value.index_select(bound.placement.dim, self._with_halo(bound.halo, rank, plans))
         rows = self.layout(bound.placement.component, bound.placement.space).rows(rank)
         own = value.index_select(bound.placement.dim, rows)
         if bound.index_into is None:

@@ -129,9 +129,9 @@ _define(
     _update_running,
 )
 for _schema in (
-    "halo_exchange(Tensor x, int slot, int dim=0) -> Tensor",
-    "halo_reduce(Tensor x, int slot, int dim=0) -> Tensor",
-    "relayout(Tensor x, int slot, int dim=0) -> Tensor",
+    "halo_exchange(Tensor x, int slot, int dim=0, int site=-1) -> Tensor",
+    "halo_reduce(Tensor x, int slot, int dim=0, int site=-1) -> Tensor",
+    "relayout(Tensor x, int slot, int dim=0, int site=-1) -> Tensor",
     "all_reduce(Tensor x, str op) -> Tensor",
     "replicated_output(Tensor x) -> Tensor",
     "sync_gradients(Tensor[] parameters) -> Tensor[]",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
+from sylvie_fx.ir.coding import EXACT, Coding, ExchangeCoding
 from sylvie_fx.ir.errors import OptionError
 
 BITS = (1, 2, 4, 8, 16, 32)
+VARIANTS = ("plain", "difference", "feedback")
 
 
 @dataclass(frozen=True)
@@ -14,24 +19,74 @@ class Options:
     """How a model is distributed.
 
     Attributes:
-        bits: Bits a value of an exchanged row takes on the wire; 32 sends float32 (or the tensor's own type) unchanged.
+        bits: Bits a number of an exchanged row takes on the wire; 32 sends it unchanged. One number, or
+            ``{"forward": 1, "backward": 2}``, or either of them by module path, the longest matching path counting:
+            ``{"conv1": 2, "": 1}``.
+        variant: What is coded forward: ``plain`` rows, their ``difference`` to the last reconstruction, which keeps the
+            training loss at float32's (docs/accuracy.md), or ``feedback`` of the last error (Seide et al., 2014).
+            Gradients always travel plain, with unbiased rounding.
+        eval_bits: As ``bits``, for programs captured in eval mode.
         staleness: How many steps old a halo row may be; 0 is synchronous.
-        seed: Seed of dropout masks; the same on every rank.
+        seed: Seed of dropout masks and of stochastic rounding; the same on every rank.
         timeout: Seconds that a rank waits for a peer before it raises CommError.
 
     Raises:
         OptionError: A value is not allowed.
     """
 
-    bits: int = 32
+    bits: Any = 32
+    variant: str = "difference"
+    eval_bits: Any = 32
     staleness: int = 0
     seed: int = 0
     timeout: float = 300.0
+    _rules: Mapping[str, tuple[tuple[str, int, int], ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS:
-            raise OptionError(f"bits={self.bits!r}", remedy=f"choose one of {', '.join(map(str, BITS))}")
-        if isinstance(self.staleness, bool) or not isinstance(self.staleness, int) or self.staleness < 0:
-            raise OptionError(f"staleness={self.staleness!r}", remedy="give a number of steps, 0 or more")
+        rules = {mode: tuple(_rules(name, value)) for mode, name, value in (("train", "bits", self.bits), ("eval", "eval_bits", self.eval_bits))}
+        object.__setattr__(self, "_rules", MappingProxyType(rules))
+        if self.variant not in VARIANTS:
+            raise OptionError(f"variant={self.variant!r}", remedy=f"choose one of {', '.join(VARIANTS)}")
+        if isinstance(self.staleness, bool) or not isinstance(self.staleness, int) or self.staleness != 0:
+            raise OptionError(f"staleness={self.staleness!r}", remedy="0 is the only staleness of this version: exchanges are synchronous")
         if not self.timeout > 0:
             raise OptionError(f"timeout={self.timeout!r}", remedy="give a number of seconds above 0")
+
+    def coding(self, mode: str, module: str) -> ExchangeCoding:
+        """How an exchange for a module travels.
+
+        Args:
+            mode: ``train`` or ``eval``.
+            module: Path of the module that needs the rows.
+        """
+        forward, backward = 32, 32
+        longest = -1
+        for path, f, b in self._rules[mode]:
+            if len(path) > longest and (not path or module == path or module.startswith(path + ".")):
+                forward, backward, longest = f, b, len(path)
+        return ExchangeCoding(self._forward(forward), Coding(backward) if backward < 32 else EXACT)
+
+    def _forward(self, bits: int) -> Coding:
+        if bits >= 16:
+            return Coding(bits, "nearest") if bits == 16 else EXACT
+        # With a state at both ends, stochastic rounding at one bit diverges: its error is several times the signal.
+        rounding = "nearest" if bits == 1 and self.variant != "plain" else "stochastic"
+        return Coding(bits, rounding, self.variant)
+
+
+def _rules(name: str, value: Any) -> list[tuple[str, int, int]]:
+    if not isinstance(value, Mapping):
+        return [("", *_pair(name, value))]
+    if set(value) <= {"forward", "backward"}:
+        return [("", *_pair(name, value))]
+    rules = [(str(path), *_pair(f"{name}[{path!r}]", one)) for path, one in value.items()]
+    return rules if any(not path for path, *_ in rules) else [("", 32, 32), *rules]
+
+
+def _pair(name: str, value: Any) -> tuple[int, int]:
+    given = value if isinstance(value, Mapping) else {"forward": value, "backward": value}
+    pair = given.get("forward", 32), given.get("backward", 32)
+    for bits in pair:
+        if isinstance(bits, bool) or bits not in BITS:
+            raise OptionError(f"{name}={value!r}", remedy=f"choose from {', '.join(map(str, BITS))}")
+    return pair

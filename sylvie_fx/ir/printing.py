@@ -25,6 +25,9 @@ def program_text(program: Program) -> str:
     if program.components:
         lines.append("layouts:")
         lines += [f"  {c}" for c in program.components.values()]
+    if program.codings:
+        lines.append("codings (forward / backward):")
+        lines += [f"  site {site}: {coding}" for site, coding in program.codings.items()]
     if program.slots:
         lines.append("exchanges:")
         lines += [f"  {s}" for s in program.slots]

@@ -11,6 +11,7 @@ import sympy
 import torch
 from torch import fx
 
+from sylvie_fx.ir.coding import ExchangeCoding
 from sylvie_fx.ir.placement import NODES, REPLICATED, Component, Layout, Placement, Rows
 from sylvie_fx.ir.rules import expression, shape_of
 
@@ -31,6 +32,8 @@ class Meta:
         where: ``file:line`` of the user's code that made it.
         module: Path of the module that made it, empty for the root.
         site: For a dropout: its position among the dropouts of the forward pass, part of the mask's key.
+        crosses: It combines rows of different ranks, and is to be rewritten.
+        considered: For an exchange: values that could have crossed instead, and the bytes a row that they would cost.
     """
 
     placement: Placement | tuple[Placement, ...] | None = None
@@ -39,6 +42,7 @@ class Meta:
     module: str = ""
     site: int | None = None
     crosses: bool = False
+    considered: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Localized:
         index_into: For an index: the component whose rows it names, so that it is renumbered; None for plain data.
         index_space: Its row space.
         slot: For an index that reads halo rows: the exchange that brings them.
+        halo: For plain data that is needed on halo rows too: the exchange that they belong to.
     """
 
     value: str
@@ -75,12 +80,14 @@ class Localized:
     index_into: int | None = None
     index_space: str = NODES
     slot: int | None = None
+    halo: int | None = None
 
     def __str__(self) -> str:
         text = f"{self.value} {self.placement}"
         if self.index_into is not None:
             text += f" -> {self.index_space}#{self.index_into}"
-        return text + (f" slot {self.slot}" if self.slot is not None else "")
+        text += f" slot {self.slot}" if self.slot is not None else ""
+        return text + (f" with halo of slot {self.halo}" if self.halo is not None else "")
 
 
 @dataclass
@@ -123,6 +130,7 @@ class Program:
         counts: Main placeholder name to ``(component, space)``: number of this rank's rows.
         numbers: Main placeholder name to the prologue output that holds a global number.
         row_ids: Main placeholder name to ``(component, space)``: the global indices of this rank's rows.
+        codings: Exchange site to how its rows travel (quantize).
     """
 
     module: fx.GraphModule
@@ -136,6 +144,7 @@ class Program:
     counts: dict[str, tuple[int, str]] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
     row_ids: dict[str, tuple[int, str]] = field(default_factory=dict)
+    codings: dict[int, ExchangeCoding] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:
@@ -195,7 +204,7 @@ class Program:
             _copy_module(self.module), list(self.inputs), dict(self.sizes), self.mode,
             _copy_module(self.prologue) if self.prologue is not None else None,
             copy.copy(self.components), copy.copy(self.slots), dict(self.localized), dict(self.counts), dict(self.numbers),
-            dict(self.row_ids),
+            dict(self.row_ids), dict(self.codings),
         )  # fmt: skip
 
     def __str__(self) -> str:

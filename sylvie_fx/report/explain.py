@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import fx
 
 from sylvie_fx.ir import ops
+from sylvie_fx.ir.coding import ExchangeCoding
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program, meta, shape
 
@@ -29,8 +30,8 @@ class ExchangeRow:
         columns: Numbers in a row.
         rows: Rows that this rank sends in the forward pass; None before data is bound.
         bytes: Payload bytes that this rank sends in a step, forward and backward; None before data is bound.
-        bits: Bits a number.
-        staleness: Steps.
+        coding: How the rows travel, forward and backward.
+        why: Other values that could have crossed, and the bytes a row that they would cost.
     """
 
     name: str
@@ -41,8 +42,8 @@ class ExchangeRow:
     columns: int
     rows: int | None
     bytes: int | None
-    bits: int
-    staleness: int
+    coding: ExchangeCoding
+    why: str
 
 
 def exchange_rows(program: Program, bound: Any, options: Options) -> list[ExchangeRow]:
@@ -65,8 +66,13 @@ def exchange_rows(program: Program, bound: Any, options: Options) -> list[Exchan
         if kind == "reduce":
             sent, back = back, sent
         backward = program.mode == "train" and _needs_gradient(source)
-        total = None if sent is None or back is None else (sent + (back if backward else 0)) * columns * value.element_size()
-        rows.append(ExchangeRow(node.name, kind, source.name, meta(node).module, meta(node).where, columns, sent, total, 32, 0))
+        coding = program.codings.get(int(node.args[3]), ExchangeCoding()) if len(node.args) > 3 else ExchangeCoding()
+        total = None
+        if sent is not None and back is not None:
+            there = sent * coding.forward.row_bytes(columns, value.element_size())
+            total = 0 if coding.once else int(there + (back * coding.backward.row_bytes(columns, value.element_size()) if backward else 0))
+        others = ", ".join(f"{name} {cost:g}" for name, cost in meta(node).considered if name != source.name)
+        rows.append(ExchangeRow(node.name, kind, source.name, meta(node).module, meta(node).where, columns, sent, total, coding, others))
     return rows
 
 
@@ -93,17 +99,17 @@ def explain(program: Program, bound: Any, options: Options) -> str:
         options: The options of distribute().
     """
     table = Table(title=f"exchanges of the {program.mode} program", title_justify="left")
-    for name in ("exchange", "value", "module", "source", "numbers a row", "rows sent", "bytes a step", "bits", "staleness"):
-        table.add_column(name, justify="right" if name in ("numbers a row", "rows sent", "bytes a step", "bits", "staleness") else "left")
+    for name in ("exchange", "value", "module", "source", "numbers a row", "rows sent", "bytes a step", "coding", "instead of (bytes a row)"):
+        table.add_column(name, justify="right" if name in ("numbers a row", "rows sent", "bytes a step") else "left", overflow="fold")
     rows = exchange_rows(program, bound, options)
     for row in rows:
         where = row.where.rpartition("/")[2]
         counts = ["-" if n is None else f"{n:,}" for n in (row.rows, row.bytes)]
-        table.add_row(row.kind, row.value, row.module, where, str(row.columns), *counts, str(row.bits), str(row.staleness))
+        table.add_row(row.kind, row.value, row.module, where, str(row.columns), *counts, str(row.coding), row.why)
     total = sum(r.bytes or 0 for r in rows)
     reduces = sum(1 for n in program.graph.nodes if n.target is ops.all_reduce)
-    table.caption = (f"{len(rows)} exchanges, {total:,} bytes a step from this rank; {reduces} small all_reduce forward; "
+    table.caption = (f"{len(rows)} exchanges, about {total:,} bytes a step from this rank; {reduces} small all_reduce forward; "
                      "one all_reduce for the gradients of the parameters")  # fmt: skip
     buffer = io.StringIO()
-    Console(file=buffer, width=140, no_color=True).print(table)
+    Console(file=buffer, width=160, no_color=True).print(table)
     return buffer.getvalue()

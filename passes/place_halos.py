@@ -1,0 +1,255 @@
+"""Choose which values cross: a minimum cut of the row-local dataflow in front of the gathers of one exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import networkx as nx
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from sylvie_fx.ir import ops
+from sylvie_fx.ir.placement import REPLICATED, Rows
+from sylvie_fx.ir.program import Program, halo_count, is_number, is_tensor, meta, placement, shape
+from sylvie_fx.passes.base import Pass, PassContext
+from sylvie_fx.passes.build import Builder, copy_meta
+from sylvie_fx.passes.dependence import depends_on_inputs_alone, needs_gradient
+from sylvie_fx.passes.infer_placement import SHAPED
+
+aten = torch.ops.aten
+
+BYTES_A_FLOP = 0.01
+"""Price of recomputing on halo rows, in bytes of wire: a 1 Gbit/s link moves a byte while a core makes 100 operations."""
+
+_FIXED = frozenset({ops.gather, ops.scatter, ops.spmm, ops.halo_exchange, ops.halo_reduce, ops.relayout, ops.all_reduce})
+
+
+@dataclass(frozen=True)
+class PlaceHalos(Pass):
+    """Let the values cross that cost the fewest bytes, and recompute what is row-local on the halo rows.
+
+    A gather needs a value on own and halo rows; what lies between two aggregations can be computed on either side of
+    the wire. For each exchange the values that cross are a minimum cut (Ford and Fulkerson, 1956; networkx) between what
+    only the owner can know (inputs, aggregated neighbours) and what is gathered. A value's capacity is its bytes a row
+    and step with its codec, forward and backward; an input without gradient crosses once and costs nothing; recomputing
+    costs a little, so that ties go to less work.
+
+    Requires: insert-halo.
+    Ensures: no exchange costs more bytes than before; what crosses is enough for every gather of the exchange.
+
+    Before::
+
+        a = sylvie.halo_exchange(score, 0, 0)      # score = (h * w).sum(-1)
+        b = sylvie.halo_exchange(h, 0, 0)
+
+    After::
+
+        b = sylvie.halo_exchange(h, 0, 0)
+        mul = aten.mul(b, w)
+        a = aten.sum(mul, [-1])
+    """
+
+    name: ClassVar[str] = "place-halos"
+    bytes_a_flop: float = BYTES_A_FLOP
+
+    def run(self, program: Program, context: PassContext) -> Program:
+        """Cut in front of each exchange, once."""
+        for slot in program.slots:
+            needed = [n for n in program.graph.nodes if n.target is ops.halo_exchange and n.args[1] == slot.number]
+            groups: dict[Any, list[fx.Node]] = {}
+            for node in needed:
+                place = placement(node)
+                assert isinstance(place, Rows)
+                groups.setdefault((place.space, place.component), []).append(node)
+            for (space, component), nodes in groups.items():
+                if not any(meta(n).considered for n in nodes):
+                    _Cut(program, context, slot.number, space, component, self.bytes_a_flop).apply(nodes)
+        return program
+
+
+class _Cut:
+    def __init__(self, program: Program, context: PassContext, slot: int, space: str, component: int, price: float) -> None:
+        self.program, self.options, self.slot, self.price = program, context.options, slot, price
+        self.space, self.component = space, component
+        self.extended: dict[fx.Node, fx.Node] = {}
+
+    def apply(self, exchanges: list[fx.Node]) -> None:
+        wanted = [n.args[0] for n in exchanges]
+        region = self._region(wanted)  # type: ignore[arg-type]
+        module = meta(exchanges[0]).module
+        crossing = self._minimum(region, wanted, module)  # type: ignore[arg-type]
+        considered = tuple(sorted(((n.name, round(self._bytes(n, module), 1)) for n in region if self._can_cross(n)), key=lambda c: c[1]))
+        order = {n: i for i, n in enumerate(self.program.graph.nodes)}
+        for value in sorted(crossing, key=order.__getitem__):
+            anchor = value.next
+            while anchor.op in ("placeholder", "get_attr"):
+                anchor = anchor.next
+            place = placement(value)
+            assert isinstance(place, Rows)
+            node = Builder(anchor).call(ops.halo_exchange, value, self.slot, place.dim, val=value.meta["val"], place=place)
+            known = meta(node)
+            known.where, known.module, known.considered = meta(exchanges[0]).where, module, considered[:8]
+            self.extended[value] = node
+        for node in exchanges:
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            new = self._extend(source)
+            node.replace_all_uses_with(new)
+            self.program.graph.erase_node(node)
+        self._share()
+
+    def _is_ours(self, node: fx.Node) -> bool:
+        place = meta(node).placement
+        return isinstance(place, Rows) and place.space == self.space and place.component == self.component
+
+    def _recomputable(self, node: fx.Node) -> bool:
+        """A row-local operator on rows of the component and replicated values."""
+        if node.op == "placeholder":
+            return node.name in self.program.localized or node.name in self.program.row_ids
+        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target in _FIXED or not is_tensor(node):
+            return False
+        if node.target._schema.is_mutable or meta(node).crosses:
+            return False
+        for operand in node.all_input_nodes:
+            if is_number(operand) or not isinstance(meta(operand).placement, Rows):
+                if isinstance(meta(operand).placement, tuple):
+                    return False
+                continue
+            if not self._is_ours(operand):
+                return False
+        return True
+
+    def _region(self, wanted: Iterable[fx.Node]) -> list[fx.Node]:
+        """The gathered values and everything row-local that they are computed from."""
+        seen: dict[fx.Node, None] = {}
+        stack = list(wanted)
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen[node] = None
+            if self._recomputable(node):
+                stack += [n for n in node.all_input_nodes if self._is_ours(n)]
+        return list(seen)
+
+    def _can_cross(self, node: fx.Node) -> bool:
+        return is_tensor(node) and node.op != "placeholder" or node.op == "placeholder" and not self._recomputable(node)
+
+    def _bytes(self, node: fx.Node, module: str) -> float:
+        """Bytes a row and step, forward and backward."""
+        if depends_on_inputs_alone(self.program, node):
+            return 0.0
+        val = node.meta["val"]
+        columns = math.prod(int(s) for s in shape(node) if not s.free_symbols)
+        coding = self.options.coding(self.program.mode, module)
+        size = val.element_size()
+        total = coding.forward.row_bytes(columns, size)
+        if self.program.mode == "train" and needs_gradient(self.program, node):
+            total += coding.backward.row_bytes(columns, size)
+        return total
+
+    def _work(self, node: fx.Node) -> float:
+        """Operations a row."""
+        if node.op != "call_function":
+            return 0.0
+        columns = math.prod(int(s) for s in shape(node) if not s.free_symbols)
+        inner = 1
+        if node.target in (aten.linear.default, aten.mm.default, aten.matmul.default, aten.addmm.default, aten.bmm.default):
+            first = node.args[1 if node.target is aten.addmm.default else 0]
+            assert isinstance(first, fx.Node)
+            last = shape(first)[-1]
+            inner = 2 * int(last) if not last.free_symbols else 1
+        return float(columns * inner)
+
+    def _minimum(self, region: list[fx.Node], wanted: list[fx.Node], module: str) -> list[fx.Node]:
+        """The values of a minimum cut. Capacities are whole thousandths of a byte: sums of floats would break ties at random."""
+        network = nx.DiGraph()
+        network.add_node("owner")
+        network.add_node("halo")
+        for node in region:
+            enters, leaves = (node, "in"), (node, "out")
+            if self._can_cross(node):
+                network.add_edge(enters, leaves, capacity=round(1000 * self._bytes(node, module)) + 1)
+            else:
+                network.add_edge(enters, leaves)
+            if not self._recomputable(node):
+                network.add_edge("owner", enters)  # without capacity: infinite
+            else:
+                network.add_edge("owner", enters, capacity=round(1000 * self.price * self._work(node)))
+                for operand in node.all_input_nodes:
+                    if self._is_ours(operand):
+                        network.add_edge((operand, "out"), enters)
+        for node in wanted:
+            network.add_edge((node, "out"), "halo")
+        _, (owner_side, _) = nx.minimum_cut(network, "owner", "halo")
+        return [n for n in region if (n, "in") in owner_side and (n, "out") not in owner_side]
+
+    # --- rewriting -----------------------------------------------------------------------------------------------------
+
+    def _extend(self, node: fx.Node) -> fx.Node:
+        """The value on own and halo rows."""
+        if node in self.extended:
+            return self.extended[node]
+        if node.op == "placeholder":
+            new = self._extended_placeholder(node)
+        else:
+            operands = {n: self._extend(n) for n in node.all_input_nodes if self._is_ours(n)}
+            anchor = max([node, *operands.values()])
+            with self.program.graph.inserting_after(anchor):
+                new = self.program.graph.node_copy(node, lambda n: operands.get(n, n))
+            copy_meta(node, new)
+            if node.target in SHAPED:
+                position = SHAPED[node.target]
+                new.update_arg(position, fx.node.map_arg(new.args[position], self._extended_count))
+        self.extended[node] = new
+        return new
+
+    def _extended_placeholder(self, node: fx.Node) -> fx.Node:
+        program, place = self.program, placement(node)
+        if node.name in program.row_ids:
+            key = (halo_count(self.slot), self.space)
+            return program.bound_input(program.row_ids, f"ids_halo_{self.slot}", key, node.meta["val"], place)
+        bound = replace(program.localized[node.name], halo=self.slot)
+        new = program.bound_input(program.localized, f"{node.name}_halo", bound, node.meta["val"], place)
+        meta(new).where, meta(new).module = meta(node).where, meta(node).module
+        return new
+
+    def _extended_count(self, number: fx.Node) -> fx.Node:
+        program = self.program
+        if program.counts.get(number.name) == (self.component, self.space):
+            key = (halo_count(self.slot), self.space)
+            return program.bound_input(program.counts, f"rows_halo_{self.slot}", key, number.meta["val"], REPLICATED)
+        if number.op == "call_function":  # a multiple of the count
+            with program.graph.inserting_after(number):
+                new = program.graph.node_copy(number, lambda n: self._extended_count(n))
+            copy_meta(number, new)
+            return new
+        return number
+
+    def _share(self) -> None:
+        """Own rows of a value that was extended are read from there, so that they are computed once."""
+        graph = self.program.graph
+        recomputed = [(n, e) for n, e in self.extended.items() if n.op == "call_function" and e.target is n.target]
+        for node, extended in reversed(recomputed):
+            if not node.users:
+                graph.erase_node(node)
+                continue
+            place = placement(node)
+            assert isinstance(place, Rows)
+            if place.factor != 1 or any(user < extended for user in node.users):
+                continue
+            count = self.program.count(self.component, self.space, node.meta["val"].shape[place.dim])
+            with graph.inserting_after(extended):
+                own = graph.call_function(aten.slice.Tensor, (extended, place.dim, 0, count))
+            copy_meta(node, own)
+            node.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)  # type: ignore[misc]
+            graph.erase_node(node)
+        graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or _mutates(n))
+
+
+def _mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable

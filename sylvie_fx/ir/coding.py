@@ -1,0 +1,56 @@
+"""How the rows of one exchange travel: bits, rounding, and what is coded, forward and backward apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROW_HEADER_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Coding:
+    """One direction of one exchange.
+
+    Attributes:
+        bits: Bits a number; 32 sends the numbers as they are.
+        rounding: ``stochastic`` (unbiased) or ``nearest``.
+        variant: ``plain``, ``difference`` to the last reconstruction, or ``feedback`` of the last error.
+    """
+
+    bits: int = 32
+    rounding: str = "stochastic"
+    variant: str = "plain"
+
+    def row_bytes(self, columns: int, itemsize: int = 4) -> float:
+        """Bytes that a row of ``columns`` numbers takes on the wire."""
+        if self.bits == 32:
+            return float(columns * itemsize)
+        return (columns * self.bits + 7) // 8 + (ROW_HEADER_BYTES if self.bits <= 8 else 0)
+
+    def __str__(self) -> str:
+        if self.bits == 32:
+            return "exact"
+        return f"{self.bits}-bit {self.rounding} {self.variant}"
+
+
+EXACT = Coding()
+
+
+@dataclass(frozen=True)
+class ExchangeCoding:
+    """Both directions of one exchange.
+
+    Attributes:
+        forward: Towards the ranks that need the rows.
+        backward: Gradients on the way back.
+        once: The value depends on inputs alone: it crosses again only when an input has changed.
+    """
+
+    forward: Coding = EXACT
+    backward: Coding = EXACT
+    once: bool = False
+
+    def __str__(self) -> str:
+        if self.once:
+            return "exact, once"
+        return f"{self.forward}" if self.forward == self.backward else f"{self.forward} / {self.backward}"
