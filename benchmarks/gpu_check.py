@@ -74,9 +74,9 @@ def median_seconds(work: Callable[[], object], repeats: int = 20) -> float:
     """Median device time of one call."""
     for _ in range(3):
         work()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         work()
         stop.record()

@@ -7,6 +7,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -136,14 +137,25 @@ class Cursor {
     int64_t peer, header_width, code_width;
 };
 
-// Calls work(first, last) on the calling thread and others, until all rows of all messages are done.
+// Calls work(first, last) on the calling thread and others, until all rows of all messages are done. Threads take small
+// shares as they come: one that has to share its core (with torch's own threads, say) does not hold up the others.
 template <class Work> void split_rows(const Messages& m, const Work& work) {
     const int64_t start = m.row_starts[0], rows = m.row_starts[m.peers] - start;
     const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(m.threads, rows));
+    if (threads == 1) return work(start, start + rows);
+    const int64_t share = std::max<int64_t>(4 * AHEAD, rows / (16 * threads) + 1);
+    std::atomic<int64_t> next{0};
+    const auto take = [&] {
+        for (int64_t first; (first = next.fetch_add(share)) < rows;)
+            work(start + first, start + std::min(first + share, rows));
+    };
     std::vector<std::thread> others;
-    for (int64_t t = 1; t < threads; ++t)
-        others.emplace_back(work, start + rows * t / threads, start + rows * (t + 1) / threads);
-    work(start, start + rows / threads);
+    try {
+        for (int64_t t = 1; t < threads; ++t) others.emplace_back(take);
+    } catch (const std::system_error&) {
+        // No more threads to be had: those there are take all shares.
+    }
+    take();
     for (std::thread& other : others) other.join();
 }
 
