@@ -25,7 +25,14 @@ class Builder:
     def __init__(self, before: fx.Node) -> None:
         self.before, self.graph = before, before.graph
 
-    def call(self, op: OpOverload | Callable[..., Any], *args: Any, place: Placement | None = None, val: Any = None, **kwargs: Any) -> fx.Node:
+    def call(
+        self,
+        op: OpOverload | Callable[..., Any],
+        *args: Any,
+        place: Placement | None = None,
+        val: Any = None,
+        **kwargs: Any,
+    ) -> fx.Node:
         """A new node.
 
         Args:

@@ -53,7 +53,12 @@ _ERASABLE = frozenset({ops.gather, aten.mul.Tensor, aten.view.default, aten.unsq
 def _fuse(node: fx.Node) -> None:
     messages, dst, rows, reduce, dim = node.args
     assert isinstance(messages, fx.Node)
-    if dim != 0 or reduce not in ("sum", "mean", "amax", "amin") or len(messages.users) != 1 or len(shape(messages)) > 3:
+    if (
+        dim != 0
+        or reduce not in ("sum", "mean", "amax", "amin")
+        or len(messages.users) != 1
+        or len(shape(messages)) > 3
+    ):
         return
     if messages.target is ops.gather:
         gather, weight = messages, None
@@ -83,7 +88,8 @@ def _weighted(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     for gather, weight in ((a, b), (b, a)):
         if isinstance(gather, fx.Node) and gather.target is ops.gather and is_tensor(weight):
             assert isinstance(weight, fx.Node)
-            if isinstance(placement(weight), Rows) and placement(weight).dim + len(shape(product)) - len(shape(weight)) == 0:  # type: ignore[union-attr]
+            place = placement(weight)
+            if isinstance(place, Rows) and place.dim + len(shape(product)) == len(shape(weight)):
                 return gather, weight
     return None
 

@@ -69,7 +69,9 @@ def _before_gather(program: Program, node: fx.Node, crossed: dict[tuple[fx.Node,
         anchor = source.next
         while anchor.op in ("placeholder", "get_attr"):
             anchor = anchor.next
-        crossed[key] = Builder(anchor).call(ops.halo_exchange, source, slot.number, node.args[2], val=source.meta["val"], place=placement(source))
+        crossed[key] = Builder(anchor).call(
+            ops.halo_exchange, source, slot.number, node.args[2], val=source.meta["val"], place=placement(source)
+        )
         meta(crossed[key]).where, meta(crossed[key]).module = meta(node).where, meta(node).module
     node.update_arg(0, crossed[key])
     node.update_arg(1, _index_variant(program, index, replace(bound, slot=slot.number)))
@@ -103,7 +105,9 @@ def _around_scatter(program: Program, node: fx.Node) -> None:
         slot = program.slot("gather", (bound.index_into, bound.index_space), _rows_of(place), bound.value)
         node.update_arg(1, _index_variant(program, index, replace(bound, slot=slot.number)))
         key = (halo_count(slot.number), out.space)
-        rows = program.bound_input(program.counts, f"rows_halo_{slot.number}", key, node.meta["val"].shape[out.dim], REPLICATED)
+        rows = program.bound_input(
+            program.counts, f"rows_halo_{slot.number}", key, node.meta["val"].shape[out.dim], REPLICATED
+        )
         node.update_arg(2, rows)
         following = Builder(node.next)
         reduced = following.call(ops.halo_reduce, node, slot.number, dim, val=node.meta["val"], place=out)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sylvie_fx.ir.errors import OptionError, SylvieError, VerifyError
+from sylvie_fx.ir.errors import OptionError, VerifyError
 from sylvie_fx.ir.program import Program
 from sylvie_fx.passes.base import Pass, PassContext
 from sylvie_fx.passes.verifier import verify_program
@@ -99,8 +99,6 @@ class PassManager:
             except VerifyError as error:
                 error.add_note(f"after pass {one.name!r}, on the program\n{text}")
                 raise
-            except SylvieError:
-                raise
             seconds = time.perf_counter() - start
             before, text = text, str(program)
             snapshots.append(Snapshot(one.name, text, seconds, text != before))
@@ -109,8 +107,11 @@ class PassManager:
 
 def differences(snapshots: Iterable[Snapshot]) -> str:
     """What each pass changed, as unified diffs."""
-    parts, previous = [], ""
+    parts: list[str] = []
+    previous = ""
     for snapshot in snapshots:
-        parts += difflib.unified_diff(previous.splitlines(), snapshot.text.splitlines(), "before", snapshot.name, lineterm="", n=1)
+        parts += difflib.unified_diff(
+            previous.splitlines(), snapshot.text.splitlines(), "before", snapshot.name, lineterm="", n=1
+        )
         previous = snapshot.text
     return "\n".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import networkx as nx
 import torch
@@ -25,7 +25,9 @@ aten = torch.ops.aten
 BYTES_A_FLOP = 0.01
 """Price of recomputing on halo rows, in bytes of wire: a 1 Gbit/s link moves a byte while a core makes 100 operations."""
 
-_FIXED = frozenset({ops.gather, ops.scatter, ops.spmm, ops.halo_exchange, ops.halo_reduce, ops.relayout, ops.all_reduce})
+_FIXED = frozenset(
+    {ops.gather, ops.scatter, ops.spmm, ops.halo_exchange, ops.halo_reduce, ops.relayout, ops.all_reduce}
+)
 
 
 @dataclass(frozen=True)
@@ -60,29 +62,46 @@ class PlaceHalos(Pass):
         """Cut in front of each exchange, once."""
         for slot in program.slots:
             needed = [n for n in program.graph.nodes if n.target is ops.halo_exchange and n.args[1] == slot.number]
-            groups: dict[Any, list[fx.Node]] = {}
-            for node in needed:
-                place = placement(node)
-                assert isinstance(place, Rows)
-                groups.setdefault((place.space, place.component), []).append(node)
-            for (space, component), nodes in groups.items():
-                if not any(meta(n).considered for n in nodes):
-                    _Cut(program, context, slot.number, space, component, self.bytes_a_flop).apply(nodes)
+            needed = [n for n in needed if not meta(n).considered]
+            cut = _Cut(program, context, slot.number, *slot.source, self.bytes_a_flop)
+            for exchanges in cut.groups(needed):
+                cut.apply(exchanges)
         return program
 
 
 class _Cut:
-    def __init__(self, program: Program, context: PassContext, slot: int, space: str, component: int, price: float) -> None:
+    def __init__(
+        self, program: Program, context: PassContext, slot: int, component: int, space: str, price: float
+    ) -> None:
         self.program, self.options, self.slot, self.price = program, context.options, slot, price
         self.space, self.component = space, component
         self.extended: dict[fx.Node, fx.Node] = {}
 
+    def groups(self, exchanges: list[fx.Node]) -> list[list[fx.Node]]:
+        """Exchanges whose values are computed from common ones are cut together."""
+        found: list[tuple[set[fx.Node], list[fx.Node]]] = []
+        for node in exchanges:
+            region, members = set(self._region([node.args[0]])), [node]  # type: ignore[list-item]
+            apart = []
+            for other, theirs in found:
+                if region.isdisjoint(other):
+                    apart.append((other, theirs))
+                else:
+                    region, members = region | other, theirs + members
+            found = [*apart, (region, members)]
+        return [members for _, members in found]
+
     def apply(self, exchanges: list[fx.Node]) -> None:
+        """Move one group of exchanges to the minimum cut."""
         wanted = [n.args[0] for n in exchanges]
         region = self._region(wanted)  # type: ignore[arg-type]
         module = meta(exchanges[0]).module
         crossing = self._minimum(region, wanted, module)  # type: ignore[arg-type]
-        considered = tuple(sorted(((n.name, round(self._bytes(n, module), 1)) for n in region if self._can_cross(n)), key=lambda c: c[1]))
+        considered = tuple(
+            sorted(
+                ((n.name, round(self._bytes(n, module), 1)) for n in region if self._can_cross(n)), key=lambda c: c[1]
+            )
+        )
         order = {n: i for i, n in enumerate(self.program.graph.nodes)}
         for value in sorted(crossing, key=order.__getitem__):
             anchor = value.next
@@ -90,7 +109,9 @@ class _Cut:
                 anchor = anchor.next
             place = placement(value)
             assert isinstance(place, Rows)
-            node = Builder(anchor).call(ops.halo_exchange, value, self.slot, place.dim, val=value.meta["val"], place=place)
+            node = Builder(anchor).call(
+                ops.halo_exchange, value, self.slot, place.dim, val=value.meta["val"], place=place
+            )
             known = meta(node)
             known.where, known.module, known.considered = meta(exchanges[0]).where, module, considered[:8]
             self.extended[value] = node
@@ -110,7 +131,12 @@ class _Cut:
         """A row-local operator on rows of the component and replicated values."""
         if node.op == "placeholder":
             return node.name in self.program.localized or node.name in self.program.row_ids
-        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target in _FIXED or not is_tensor(node):
+        if (
+            node.op != "call_function"
+            or not isinstance(node.target, OpOverload)
+            or node.target in _FIXED
+            or not is_tensor(node)
+        ):
             return False
         if node.target._schema.is_mutable or meta(node).crosses:
             return False
@@ -137,7 +163,7 @@ class _Cut:
         return list(seen)
 
     def _can_cross(self, node: fx.Node) -> bool:
-        return is_tensor(node) and node.op != "placeholder" or node.op == "placeholder" and not self._recomputable(node)
+        return (is_tensor(node) and node.op != "placeholder") or (node.op == "placeholder" and not self._recomputable(node))
 
     def _bytes(self, node: fx.Node, module: str) -> float:
         """Bytes a row and step, forward and backward."""
@@ -158,7 +184,13 @@ class _Cut:
             return 0.0
         columns = math.prod(int(s) for s in shape(node) if not s.free_symbols)
         inner = 1
-        if node.target in (aten.linear.default, aten.mm.default, aten.matmul.default, aten.addmm.default, aten.bmm.default):
+        if node.target in (
+            aten.linear.default,
+            aten.mm.default,
+            aten.matmul.default,
+            aten.addmm.default,
+            aten.bmm.default,
+        ):
             first = node.args[1 if node.target is aten.addmm.default else 0]
             assert isinstance(first, fx.Node)
             last = shape(first)[-1]

@@ -59,5 +59,7 @@ def _coding(program: Program, node: fx.Node, context: PassContext) -> ExchangeCo
     chosen = context.options.coding(program.mode, meta(node).module)
     if node.target is ops.halo_exchange:
         return chosen
-    forward = replace(chosen.forward, variant="plain", rounding="stochastic") if chosen.forward.bits <= 8 else chosen.forward
+    forward = (
+        replace(chosen.forward, variant="plain", rounding="stochastic") if chosen.forward.bits <= 8 else chosen.forward
+    )
     return ExchangeCoding(forward, chosen.backward)

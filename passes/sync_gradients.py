@@ -51,18 +51,25 @@ class SyncGradients(Pass):
                 if node.op == "get_attr":
                     anchor.prepend(node)
             builder = Builder(anchor)
-            sync = builder.call(ops.sync_gradients, parameters, val=[n.meta["val"] for n in parameters], place=REPLICATED)
+            sync = builder.call(
+                ops.sync_gradients, parameters, val=[n.meta["val"] for n in parameters], place=REPLICATED
+            )
             meta(sync).where = meta(sync).module = ""
             for i, node in enumerate(parameters):
                 item = builder.call(operator.getitem, sync, i, val=node.meta["val"], place=REPLICATED)
                 item.name = f"{node.name}_synced"
                 meta(item).where = meta(item).module = ""
-                node.replace_all_uses_with(item, delete_user_cb=lambda u, s=sync: u is not s)  # type: ignore[misc]
+                for user in list(node.users):
+                    if user is not sync:
+                        user.replace_input_with(node, item)
         output = next(n for n in graph.nodes if n.op == "output")
-        results = list(output.args[0])  # type: ignore[arg-type]
+        assert isinstance(output.args[0], (list, tuple))
+        results = list(output.args[0])
         for i, value in enumerate(results):
-            if is_tensor(value) and not isinstance(meta(value).placement, Rows) and value.meta["val"].dtype.is_floating_point:  # type: ignore[union-attr,arg-type]
-                results[i] = Builder(output).call(ops.replicated_output, value, val=value.meta["val"], place=REPLICATED)  # type: ignore[union-attr]
+            if not isinstance(value, fx.Node) or isinstance(meta(value).placement, Rows):
+                continue
+            if is_tensor(value) and value.meta["val"].dtype.is_floating_point:
+                results[i] = Builder(output).call(ops.replicated_output, value, val=value.meta["val"], place=REPLICATED)
         output.args = (results,)
         return program
 

@@ -74,7 +74,9 @@ class Channel:
         filled = _without_empty(incoming, arrived)
         if filled is not None:
             layout, message = filled
-            decode_peers(message, layout, out=out, mode="add" if add else "write", index=self.places, state=state, step=step)
+            decode_peers(
+                message, layout, out=out, mode="add" if add else "write", index=self.places, state=state, step=step
+            )
 
 
 def _without_empty(layout: MessageLayout, buffer: Tensor) -> tuple[MessageLayout, Tensor] | None:
@@ -159,7 +161,11 @@ class CodedHaloExchange(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Return the halo rows' gradients."""
-        return ctx.site.give_back(gradient.contiguous(), f"{ctx.site.link.label} backward step {ctx.step}", ctx.step), None, None
+        return (
+            ctx.site.give_back(gradient.contiguous(), f"{ctx.site.link.label} backward step {ctx.step}", ctx.step),
+            None,
+            None,
+        )
 
 
 class CodedHaloReduce(torch.autograd.Function):
@@ -175,4 +181,8 @@ class CodedHaloReduce(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Bring the gradients of halo rows."""
-        return ctx.site.bring(gradient.contiguous(), f"{ctx.site.link.label} backward step {ctx.step}", ctx.step), None, None
+        return (
+            ctx.site.bring(gradient.contiguous(), f"{ctx.site.link.label} backward step {ctx.step}", ctx.step),
+            None,
+            None,
+        )

@@ -60,7 +60,9 @@ def return_halo(rows: Tensor, link: Link, label: str) -> Tensor:
         ``[own, ...]``.
     """
     plan = link.plan
-    sends: list[Tensor | None] = [part.contiguous() if len(part) else None for part in rows[plan.own :].split(list(plan.receive_counts))]
+    sends: list[Tensor | None] = [
+        part.contiguous() if len(part) else None for part in rows[plan.own :].split(list(plan.receive_counts))
+    ]
     receives = [rows.new_empty((len(s), *rows.shape[1:])) if len(s) else None for s in link.send_rows]
     link.transport.exchange(sends, receives, label).wait()
     out = rows[: plan.own].clone()
@@ -68,6 +70,11 @@ def return_halo(rows: Tensor, link: Link, label: str) -> Tensor:
         if part is not None:
             out.index_add_(0, index, part)
     return out
+
+
+def apply(function: Any, *arguments: Any) -> Any:
+    """``function.apply``, which PyTorch leaves untyped."""
+    return function.apply(*arguments)
 
 
 class HaloExchange(torch.autograd.Function):

@@ -14,7 +14,7 @@ from sylvie_fx.ir.coding import EXACT
 from sylvie_fx.ir.program import Program
 from sylvie_fx.runtime.bind import Bound
 from sylvie_fx.runtime.coded_exchange import CodedHaloExchange, CodedHaloReduce, CodedLink
-from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients
+from sylvie_fx.runtime.exchange import apply, AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients
 from sylvie_fx.runtime.transport import Transport
 
 
@@ -31,7 +31,13 @@ class Machine:
     """
 
     def __init__(
-        self, program: Program, bound: Bound, transport: Transport, device: torch.device, seed: int, root: nn.Module | None = None
+        self,
+        program: Program,
+        bound: Bound,
+        transport: Transport,
+        device: torch.device,
+        seed: int,
+        root: nn.Module | None = None,
     ) -> None:
         self.program, self.bound, self.transport, self.seed = program, bound, transport, seed
         self.links = {
@@ -39,9 +45,11 @@ class Machine:
             for slot in program.slots
         }  # fmt: skip
         self._sites = self._make_sites(device)
-        self._once: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
-        self._fingerprint: tuple[Any, ...] = ()
-        self._relayout = {n: link.plan.local_index.to(device) for n, link in self.links.items() if program.slots[n].kind == "relayout"}
+        self._once: dict[int, tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor]] = {}
+        self._inputs: tuple[Tensor, ...] = ()
+        self._relayout = {
+            n: link.plan.local_index.to(device) for n, link in self.links.items() if program.slots[n].kind == "relayout"
+        }
         self._root = root
         self._nodes = list(program.graph.nodes)
         self._last_use = _last_uses(program.graph)
@@ -64,14 +72,20 @@ class Machine:
                 continue
             slot, site = int(node.args[1]), int(node.args[3])
             coding = self.program.codings[site]
-            if coding.once or (coding.forward == EXACT and coding.backward == EXACT) or self.bound.plans[slot].total == 0:
+            if (
+                coding.once
+                or (coding.forward == EXACT and coding.backward == EXACT)
+                or self.bound.plans[slot].total == 0
+            ):
                 continue
             source = self.bound.layouts[self.program.slots[slot].source]
             outward, backward = coding.forward, coding.backward
             if node.target is ops.halo_reduce:  # its forward pass is the way back
                 outward, backward = backward, outward
             own_ids = source.rows(self.bound.rank).to(device)
-            sites[site] = CodedLink.make(self.links[slot], own_ids, outward, backward, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF)
+            sites[site] = CodedLink.make(
+                self.links[slot], own_ids, outward, backward, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF
+            )
         return sites
 
     def run(self, inputs: Mapping[str, Tensor], step: int) -> list[Any]:
@@ -85,9 +99,7 @@ class Machine:
             The results in the order of the captured output.
         """
         self._step = step
-        # An input is the same as in the last step if it is the same memory, unchanged; the tensors are kept so that no
-        # other can take their place in memory.
-        self._fingerprint = tuple((t.data_ptr(), t._version, tuple(t.shape)) for t in inputs.values())
+        self._inputs = tuple(inputs.values())
         values: dict[fx.Node, Any] = {}
         for node in self._nodes:
             if node.op == "placeholder":
@@ -123,24 +135,28 @@ class Machine:
             return x
         coded = self._sites.get(site)
         if coded is not None:
-            return _along(dim, x, lambda rows: CodedHaloExchange.apply(rows, coded, self._step))
+            return _along(dim, x, lambda rows: apply(CodedHaloExchange, rows, coded, self._step))
         if site >= 0 and self.program.codings[site].once:
-            return self._crossed_once(x, site, lambda: _along(dim, x, lambda rows: HaloExchange.apply(rows, link)))
-        return _along(dim, x, lambda rows: HaloExchange.apply(rows, link))
+            return self._crossed_once(x, site, lambda: _along(dim, x, lambda rows: apply(HaloExchange, rows, link)))
+        return _along(dim, x, lambda rows: apply(HaloExchange, rows, link))
 
     def _crossed_once(self, x: Tensor, site: int, exchange: Callable[[], Tensor]) -> Tensor:
-        """A value that depends on inputs alone: exchanged again only when an input has changed."""
+        """A value that depends on inputs alone: exchanged again only when an input has changed.
+
+        An input is the same if it is the same memory, unchanged; it is kept, so that no other can take its place there.
+        """
         known = self._once.get(site)
-        if known is None or known[0] != self._fingerprint:
-            known = self._once[site] = (self._fingerprint, exchange())
-        return known[1]
+        fingerprint = tuple((t.data_ptr(), t._version, tuple(t.shape)) for t in self._inputs)
+        if known is None or known[0] != fingerprint:
+            known = self._once[site] = (fingerprint, self._inputs, exchange())
+        return known[2]
 
     def _halo_reduce(self, x: Tensor, slot: int, dim: int = 0, site: int = -1) -> Tensor:
         link = self._link(slot)
         coded = self._sites.get(site)
         if link is not None and coded is not None:
-            return _along(dim, x, lambda rows: CodedHaloReduce.apply(rows, coded, self._step))
-        return x if link is None else _along(dim, x, lambda rows: HaloReduce.apply(rows, link))
+            return _along(dim, x, lambda rows: apply(CodedHaloReduce, rows, coded, self._step))
+        return x if link is None else _along(dim, x, lambda rows: apply(HaloReduce, rows, link))
 
     def _moved(self, x: Tensor, slot: int, dim: int = 0, site: int = -1) -> Tensor:
         if self.links[slot].plan.total == 0:
@@ -149,19 +165,21 @@ class Machine:
 
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
         if op == "sum":
-            return AllReduce.apply(x, self.transport, self._label("all_reduce"))  # type: ignore[no-any-return,no-untyped-call]
+            return apply(AllReduce, x, self.transport, self._label("all_reduce"))
         return self.transport.all_reduce(x.detach(), self._label("all_reduce"), op)  # type: ignore[arg-type]
 
     def _replicated_output(self, x: Tensor) -> Tensor:
-        return ReplicatedOutput.apply(x, self.transport.rank)  # type: ignore[no-any-return,no-untyped-call]
+        return apply(ReplicatedOutput, x, self.transport.rank)
 
     def _sync_gradients(self, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-        return SyncGradients.apply(self.transport, self._label("parameters"), *parameters)  # type: ignore[no-any-return,no-untyped-call]
+        return apply(SyncGradients, self.transport, self._label("parameters"), *parameters)
 
     def _dropout(self, x: Tensor, keys: Tensor | None, p: float, site: int, dim: int = 0) -> Tensor:
         if keys is None:
             keys = torch.arange(x.shape[0] if x.dim() else 1, device=x.device)
-        return ops.keyed_dropout(x if x.dim() else x.view(1), keys, p, dropout_key(self.seed, self._step, site), dim).view(x.shape)
+        return ops.keyed_dropout(
+            x if x.dim() else x.view(1), keys, p, dropout_key(self.seed, self._step, site), dim
+        ).view(x.shape)
 
 
 def dropout_key(seed: int, step: int, site: int) -> int:

@@ -97,7 +97,9 @@ def keyed_dropout(x: Tensor, keys: Tensor, p: float, key: int, dim: int = 0) -> 
     return x * (mask.to(x.dtype) / (1.0 - p)).movedim(0, dim)
 
 
-def _update_running(mean: Tensor, variance: Tensor, new_mean: Tensor, new_variance: Tensor, rows: int, momentum: float) -> None:
+def _update_running(
+    mean: Tensor, variance: Tensor, new_mean: Tensor, new_variance: Tensor, rows: int, momentum: float
+) -> None:
     with torch.no_grad():
         unbiased = new_variance.detach() * (rows / max(rows - 1, 1))
         mean.lerp_(new_mean.detach().to(mean.dtype), momentum)

@@ -43,12 +43,18 @@ class Options:
     _rules: Mapping[str, tuple[tuple[str, int, int], ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        rules = {mode: tuple(_rules(name, value)) for mode, name, value in (("train", "bits", self.bits), ("eval", "eval_bits", self.eval_bits))}
+        rules = {
+            mode: tuple(_rules(name, value))
+            for mode, name, value in (("train", "bits", self.bits), ("eval", "eval_bits", self.eval_bits))
+        }
         object.__setattr__(self, "_rules", MappingProxyType(rules))
         if self.variant not in VARIANTS:
             raise OptionError(f"variant={self.variant!r}", remedy=f"choose one of {', '.join(VARIANTS)}")
         if isinstance(self.staleness, bool) or not isinstance(self.staleness, int) or self.staleness != 0:
-            raise OptionError(f"staleness={self.staleness!r}", remedy="0 is the only staleness of this version: exchanges are synchronous")
+            raise OptionError(
+                f"staleness={self.staleness!r}",
+                remedy="0 is the only staleness of this version: exchanges are synchronous",
+            )
         if not self.timeout > 0:
             raise OptionError(f"timeout={self.timeout!r}", remedy="give a number of seconds above 0")
 

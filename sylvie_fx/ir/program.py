@@ -260,7 +260,9 @@ def is_tensor(node: Any) -> bool:
 
 def is_number(node: Any) -> bool:
     """Whether an FX argument is a node whose result is a symbolic or Python number."""
-    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
+    return isinstance(node, fx.Node) and isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
+    )
 
 
 def size_expression(node: fx.Node) -> sympy.Expr | None:

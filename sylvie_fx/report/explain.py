@@ -70,9 +70,17 @@ def exchange_rows(program: Program, bound: Any, options: Options) -> list[Exchan
         total = None
         if sent is not None and back is not None:
             there = sent * coding.forward.row_bytes(columns, value.element_size())
-            total = 0 if coding.once else int(there + (back * coding.backward.row_bytes(columns, value.element_size()) if backward else 0))
+            total = (
+                0
+                if coding.once
+                else int(there + (back * coding.backward.row_bytes(columns, value.element_size()) if backward else 0))
+            )
         others = ", ".join(f"{name} {cost:g}" for name, cost in meta(node).considered if name != source.name)
-        rows.append(ExchangeRow(node.name, kind, source.name, meta(node).module, meta(node).where, columns, sent, total, coding, others))
+        rows.append(
+            ExchangeRow(
+                node.name, kind, source.name, meta(node).module, meta(node).where, columns, sent, total, coding, others
+            )
+        )
     return rows
 
 
@@ -99,8 +107,20 @@ def explain(program: Program, bound: Any, options: Options) -> str:
         options: The options of distribute().
     """
     table = Table(title=f"exchanges of the {program.mode} program", title_justify="left")
-    for name in ("exchange", "value", "module", "source", "numbers a row", "rows sent", "bytes a step", "coding", "instead of (bytes a row)"):
-        table.add_column(name, justify="right" if name in ("numbers a row", "rows sent", "bytes a step") else "left", overflow="fold")
+    for name in (
+        "exchange",
+        "value",
+        "module",
+        "source",
+        "numbers a row",
+        "rows sent",
+        "bytes a step",
+        "coding",
+        "instead of (bytes a row)",
+    ):
+        table.add_column(
+            name, justify="right" if name in ("numbers a row", "rows sent", "bytes a step") else "left", overflow="fold"
+        )
     rows = exchange_rows(program, bound, options)
     for row in rows:
         where = row.where.rpartition("/")[2]
