@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from sylvie_fx.ir import ops
 from sylvie_fx.ir.program import Program, meta
 from sylvie_fx.passes.base import refuse
 
@@ -24,14 +25,23 @@ _RANDOM = (
     aten.rrelu, aten.uniform, aten.native_dropout, aten.gumbel_softmax if hasattr(aten, "gumbel_softmax") else aten.rand,
 )  # fmt: skip
 
+_DROPS_INSIDE = (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu, aten.scaled_dot_product_attention)
+"""Operators that draw random numbers only where they are given a dropout probability."""
+
 
 def is_random(node: fx.Node) -> bool:
     """Whether an operator draws random numbers."""
     op = node.target
     if not isinstance(op, OpOverload):
         return False
+    if op is ops.node_dropout:
+        return True
     if op.overloadpacket is aten.dropout or op.overloadpacket in (aten.feature_dropout, aten.alpha_dropout):
         return bool(node.args[2]) and node.args[1] != 0.0
+    if op.overloadpacket in _DROPS_INSIDE:
+        named = {a.name: node.args[i] for i, a in enumerate(op._schema.arguments) if i < len(node.args)} | node.kwargs
+        p = named.get("dropout", named.get("dropout_p", 0.0))
+        return bool(p) and bool(named.get("train", True))
     return op.overloadpacket in _RANDOM or torch.Tag.nondeterministic_seeded in op.tags
 
 
@@ -42,7 +52,9 @@ def mark_static(program: Program) -> None:
         PassError: A random operator other than dropout.
     """
     entry = {item.name: item.static for item in program.inputs}
-    own = {name for name, _ in (*program.module.named_parameters(), *program.module.named_buffers())}
+    module = program.module
+    # With duplicates: a shared layer's parameter has several names, and the graph may use any of them.
+    own = {n for n, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))}
     for node in program.graph.nodes:
         if node.op == "placeholder":
             meta(node).static = entry.get(node.name, True)
@@ -50,7 +62,8 @@ def mark_static(program: Program) -> None:
             meta(node).static = str(node.target) not in own
         elif node.op == "call_function":
             if is_random(node):
-                _check_random(node)
+                if node.target is not ops.node_dropout:
+                    _check_random(node)
                 meta(node).static = False
             else:
                 meta(node).static = _is_size(node) or all(meta(n).static for n in node.all_input_nodes)
