@@ -40,8 +40,8 @@ lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-gpu-check: $(STAMP) ## Run the tests that need a CUDA device
-	$(BIN)/python -m pytest -q -m gpu
+gpu-check: $(STAMP) ## Check the CUDA kernels on a GPU: correctness, and speed against a copy
+	$(BIN)/python benchmarks/gpu_check.py
 
 coverage-table: $(STAMP) ## Try every convolution of DGL and PyG, and write docs/coverage.md
 	$(BIN)/python tests/coverage/table.py
