@@ -17,7 +17,7 @@ from sylvie_fx.passes.base import Pass, PassContext
 
 aten = torch.ops.aten
 
-KEEP = frozenset({aten.index_select.default, aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default})
+KEEP = frozenset({aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default})
 """Operators without a rule that canonicalize recognises as they are."""
 
 
@@ -30,13 +30,12 @@ class Decompose(Pass):
 
     Before::
 
-        out = aten.einsum(nhd,hd->nh, [x, a])
+        out = aten.outer(x, a)
 
     After::
 
-        unsqueeze = aten.unsqueeze(x, 3)
-        ...
-        out = aten.view(bmm, [N, 2])
+        view = aten.view(x, [N, 1])
+        out = aten.mul(view, a)
     """
 
     name: ClassVar[str] = "decompose"

@@ -155,8 +155,7 @@ def bound_over(b: _Rewrite, source: fx.Node, dims: list[int], *, largest: bool) 
     """The extreme value without gradient, kept dimensions; a rank without rows contributes the neutral value."""
     detached = b.local(aten.detach.default, source, place=b.like(source))
     val = source.meta["val"]
-    info = torch.finfo(val.dtype) if val.dtype.is_floating_point else torch.iinfo(val.dtype)
-    neutral = (-math.inf if largest else math.inf) if val.dtype.is_floating_point else (info.min if largest else info.max)
+    neutral = neutral_value(val.dtype, largest=largest)
     place = b.like(source)
     assert isinstance(place, Rows)
     size = [1 if d == place.dim else int(s) for d, s in enumerate(shape(source))]
@@ -244,19 +243,32 @@ def _product(b: _Rewrite) -> fx.Node:
 
 
 def _batch_norm(b: _Rewrite) -> fx.Node:
-    source, weight, bias, mean_buffer, variance_buffer = (b.invocation.arg(i) for i in range(5))
-    momentum, eps = b.invocation.arg(6), b.invocation.arg(7)
-    place, rank = b.like(source), len(shape(source))
-    dims = [d for d in range(rank) if d != 1]
-    view = [1, int(shape(source)[1]), *[1] * (rank - 2)]
+    source, weight, bias, *buffers = (b.invocation.arg(i) for i in range(5))
+    dims = [d for d in range(len(shape(source))) if d != 1]
+    return _standardise(b, source, dims, weight, bias, buffers, b.invocation.arg(6), b.invocation.arg(7))
+
+
+def _instance_norm(b: _Rewrite) -> fx.Node:
+    source, weight, bias, *buffers = (b.invocation.arg(i) for i in range(5))
+    if buffers[0] is not None and shape(source)[0] != 1:
+        raise refuse(b.node, "instance norm keeps running statistics of several samples", "they have no exact form over ranks yet",
+                     "set track_running_stats=False")  # fmt: skip
+    dims = list(range(2, len(shape(source))))
+    return _standardise(b, source, dims, weight, bias, buffers, b.invocation.arg(6), b.invocation.arg(7))
+
+
+def _standardise(b: _Rewrite, source: fx.Node, dims: list[int], weight: Any, bias: Any, buffers: list[Any], momentum: Any,
+                 eps: Any) -> fx.Node:  # fmt: skip
+    """Subtract the mean over ``dims`` of all ranks and divide by the deviation; channels are dimension 1."""
+    place, view = b.like(source), [1, int(shape(source)[1]), *[1] * (len(shape(source)) - 2)]
     count = b.entries(source, dims)
     mean = b.local(aten.div.Tensor, b.sum_over(source, dims, keep=True), count)
     centred = b.local(aten.sub.Tensor, source, mean, place=place)
     squares = b.sum_over(b.local(aten.mul.Tensor, centred, centred, place=place), dims, keep=True)
     variance = b.local(aten.div.Tensor, squares, count)
-    if mean_buffer is not None:
+    if buffers[0] is not None:
         flat = [b.local(aten.view.default, v, [view[1]]) for v in (mean, variance)]
-        b.local(ops.update_running, mean_buffer, variance_buffer, *flat, count, momentum, val=())
+        b.local(ops.update_running, *buffers, *flat, count, momentum, val=())
     scale = b.local(aten.rsqrt.default, b.local(aten.add.Scalar, variance, eps))
     result = b.local(aten.mul.Tensor, centred, scale, place=place)
     if weight is not None:
@@ -264,6 +276,59 @@ def _batch_norm(b: _Rewrite) -> fx.Node:
     if bias is not None:
         result = b.local(aten.add.Tensor, result, b.local(aten.view.default, bias, view), place=place)
     return result
+
+
+def _table(b: _Rewrite) -> fx.Node:
+    """Rows of all ranks scattered into a table of fixed length, such as one row for each graph of a batch."""
+    source, index, rows, reduce, dim = b.node.args
+    assert isinstance(source, fx.Node)
+    assert isinstance(dim, int)
+
+    def added(value: fx.Node) -> fx.Node:
+        return b.total(b.local(ops.scatter, value, index, rows, "sum", dim, val=_table_of(value, rows, dim)))
+
+    if reduce == "sum":
+        return added(source)
+    val = source.meta["val"]
+    ones = b.local(aten.full_like.default, source, 1.0 if val.dtype.is_floating_point else 1, place=b.like(source))
+    if reduce == "mean":
+        return b.local(aten.div.Tensor, added(source), b.local(aten.clamp_min.default, added(ones), 1))
+    if reduce not in ("amax", "amin"):
+        raise refuse(b.node, f"rows of all ranks are multiplied up in a table (reduce={reduce!r})", "it has no exact form over ranks yet",
+                     "use sum, mean, amax or amin")  # fmt: skip
+    bound = _table_bound(b, source, index, rows, dim, largest=reduce == "amax")
+    written = b.local(aten.gt.Scalar, added(ones), 0)
+    if val.dtype.is_floating_point:
+        picked = b.local(aten.index_select.default, bound, dim, index, place=b.like(source), val=val)
+        hit = b.local(aten.eq.Tensor, source, picked, place=b.like(source))
+        hits = added(b.local(aten._to_copy.default, hit, dtype=val.dtype, place=b.like(source)))
+        counts = b.local(aten.clamp_min.default, hits, 1)  # an empty row has no gradient rather than a NaN
+        bound = b.local(aten.div.Tensor, added(b.local(aten.where.ScalarOther, hit, source, 0.0, place=b.like(source))), counts)
+    return b.local(aten.where.ScalarOther, written, bound, 0)
+
+
+def _table_of(value: fx.Node, rows: Any, dim: int) -> Any:
+    sizes = list(value.meta["val"].shape)
+    sizes[dim] = rows
+    return value.meta["val"].new_empty(sizes)
+
+
+def _table_bound(b: _Rewrite, source: fx.Node, index: Any, rows: Any, dim: int, *, largest: bool) -> fx.Node:
+    """The extreme value in each row of the table, without gradient; an infinity where nothing is written."""
+    val = _table_of(source, rows, dim)
+    detached = b.local(aten.detach.default, source, place=b.like(source))
+    base = b.local(aten.full.default, list(val.shape), neutral_value(val.dtype, largest=largest), dtype=val.dtype, device=val.device, val=val)
+    shaped = b.local(aten.view.default, index, [-1 if d == dim else 1 for d in range(len(val.shape))], place=b.like(source))
+    wide = b.local(aten.expand_as.default, shaped, detached, place=b.like(source))
+    local = b.local(aten.scatter_reduce.two, base, dim, wide, detached, "amax" if largest else "amin", val=val)
+    return b.total(local, "max" if largest else "min")
+
+
+def neutral_value(dtype: torch.dtype, *, largest: bool) -> float | int:
+    """What changes no maximum (or minimum) of a dtype."""
+    if dtype.is_floating_point:
+        return -math.inf if largest else math.inf
+    return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
 
 
 def _loss_sum(b: _Rewrite) -> fx.Node:
@@ -328,7 +393,10 @@ _REWRITES: dict[Any, Callable[[_Rewrite], fx.Node]] = {
     aten.mv: _product,
     aten.dot: _product,
     aten.vdot: _product,
+    aten.einsum: _product,
     aten.batch_norm: _batch_norm,
+    aten.instance_norm: _instance_norm,
+    torch.ops.sylvie.scatter: _table,
     **{packet: _elementwise_loss for packet in ELEMENTWISE_LOSSES},
     **{packet: _class_loss for packet in CLASS_LOSSES},
 }

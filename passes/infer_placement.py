@@ -11,8 +11,9 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+import sylvie_fx.ir.rules_index
 import sylvie_fx.ir.rules_math
-import sylvie_fx.ir.rules_shape  # noqa: F401  (both fill the registry)
+import sylvie_fx.ir.rules_shape  # noqa: F401  (all three fill the registry)
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.placement import NODES, REPLICATED, Placement, Rows
 from sylvie_fx.ir.program import Localized, Program, is_number, is_tensor, meta, shape
@@ -175,19 +176,20 @@ class _Inference:
         return place.component
 
     def _scatter(self, node: fx.Node) -> None:
-        source, index, rows, _, dim = node.args
+        source, index, _, _, dim = node.args
         assert isinstance(source, fx.Node)
         assert isinstance(index, fx.Node)
-        assert isinstance(rows, fx.Node)
         place = self.place[source]
         own = self.program.space_of(shape(index)[0])
         if not isinstance(place, Rows) or place.dim != dim or place.factor != 1 or place.space != own:
             raise refuse(node, "rows are written from a value that does not hold one entry for each index",
                          "its rows are spread over the ranks in another dimension", "reshape it to [edges, ...] first")  # fmt: skip
         space = self.program.space_of(shape(node)[dim])  # type: ignore[index]
-        if space is None:
-            raise refuse(node, "rows of the graph are scattered into a table of fixed length", "it would be a partial result on every rank",
-                         "use one-hot codes and a matrix product")  # fmt: skip
+        if space is None:  # a table of fixed length, the same on every rank: rows of all ranks are combined in it
+            self._meet(node, [n for n in (source, index) if isinstance(self.place[n], Rows)], REPLICATED)
+            self.place[node] = REPLICATED
+            meta(node).crosses = True
+            return
         component = self.components.new(own) if source in self.adaptive else place.component
         assert component is not None
         target = self.components.new(space)
@@ -284,8 +286,12 @@ class _Inference:
                 continue
             assert isinstance(value, fx.Node)
             entry = any(isinstance(i.rows, Rows) and i.rows.space == place.space for i in self.program.inputs)
-            if value in self.adaptive or (entry and place.space != NODES):
+            if entry and (value in self.adaptive or place.space != NODES):
                 self.uses.append(_Use(output, value, 0))
+            elif value in self.adaptive:  # graph-only rows of a space of the model's own: laid out like what is computed there
+                alike = [self.place[v].component for v in output.args[0] if v not in self.adaptive  # type: ignore[union-attr]
+                         and isinstance(self.place[v], Rows) and self.place[v].space == place.space]  # fmt: skip
+                self.uses.append(_Use(output, value, alike[0] if alike else self.components.new(place.space)))
 
     # --- rewriting ---------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class InsertHalo(Pass):
         for node in list(program.graph.nodes):
             if node.target is ops.gather:
                 _before_gather(program, node, crossed)
-            elif node.target is ops.scatter:
+            elif node.target is ops.scatter and isinstance(placement(node), Rows):
                 _around_scatter(program, node)
         return program
 

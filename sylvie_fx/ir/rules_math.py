@@ -77,6 +77,46 @@ def _product(call: Call, left: int, right: int) -> Outcome:
     return Outcome(dims[0])
 
 
+@placement_rule(aten.einsum)
+def einsum(call: Call) -> Outcome:
+    """Rows keep their letter; a letter of rows that is summed over gives a sum over ranks."""
+    equation, tensors = str(call.arg(0)), list(call.arg(1))
+    if not call.sharded():
+        return Outcome(REPLICATED)
+    terms, out = einsum_letters(equation, [len(call.shape(t)) for t in tensors])
+    rows: dict[str, Rows] = {}
+    for tensor, letters in zip(tensors, terms, strict=True):
+        place = call.place(tensor)
+        if isinstance(place, Rows):
+            letter = letters[place.dim]
+            same_rows([place, rows.setdefault(letter, place)])
+    if len(rows) > 1:
+        raise _DENSE
+    ((letter, place),) = rows.items()
+    for tensor, letters in zip(tensors, terms, strict=True):
+        if letter in letters and not isinstance(call.place(tensor), Rows):
+            raise Refused("it multiplies rows of the graph with a replicated tensor of the same length", "make both of them rows")
+    if letter in out:
+        return Outcome(Rows(place.space, out.index(letter), place.factor))
+    return Outcome(REPLICATED, crosses=True)
+
+
+def einsum_letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+    """The letters of each operand and of the result, an ellipsis written out in capital Greek letters."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms, widest = left.split(","), 0
+    extra = "ΑΒΓΔΕΖΗΘ"
+    full = []
+    for term, rank in zip(terms, ranks, strict=True):
+        hidden = rank - len(term.replace("...", "")) if "..." in term else 0
+        widest = max(widest, hidden)
+        full.append(term.replace("...", extra[len(extra) - hidden :] if hidden else ""))
+    if not arrow:
+        joined = "".join(full)
+        right = ("..." if "..." in left else "") + "".join(sorted(c for c in set(joined) if c not in extra and joined.count(c) == 1))
+    return full, right.replace("...", extra[len(extra) - widest :] if widest else "")
+
+
 @placement_rule(
     aten.sum, aten.mean, aten.amax, aten.amin, aten.prod, aten.var, aten.std, aten.logsumexp, aten.norm, aten.any,
     aten.all, aten.max, aten.min, aten.argmax, aten.argmin, aten.linalg_vector_norm, aten.nansum, aten.count_nonzero,
@@ -144,13 +184,43 @@ def batch_norm(call: Call) -> Outcome:
     return Outcome(place, crosses=training)
 
 
-@placement_rule(aten.instance_norm, aten.group_norm)
-def sample_norm(call: Call) -> Outcome:
+@placement_rule(aten.instance_norm)
+def instance_norm(call: Call) -> Outcome:
+    """Statistics inside one sample and channel: over all ranks where they are over rows, unless running ones are used."""
+    place = call.place(call.arg(0))
+    if not isinstance(place, Rows) or place.dim == 0:
+        return Outcome(place)
+    if place.dim == 1:
+        raise Refused("the channels of the instance norm are rows of the graph", "transpose its input")
+    return Outcome(place, crosses=bool(call.named("use_input_stats")))
+
+
+@placement_rule(aten.group_norm)
+def group_norm(call: Call) -> Outcome:
     """Statistics inside one sample: row-local where the rows are the samples."""
     place = call.place(call.arg(0))
     if isinstance(place, Rows) and place.dim != 0:
         raise Refused("it normalises over the rows of the graph", "use batch norm, or mean and var over dim 0")
     return Outcome(place)
+
+
+@placement_rule(aten.cross, aten.linalg_cross)
+def cross_product(call: Call) -> Outcome:
+    """The cross product of vectors that each row holds."""
+    rank, dim = len(call.out_shape), call.arg(2)
+    places = [p for _, p in call.sharded()]
+    if any(p.dim == (next(d for d, s in enumerate(call.out_shape) if s == 3) if dim is None else wrap(dim, rank)) for p in places):
+        raise Refused("the vectors of a cross product lie along the rows of the graph", "transpose its arguments")
+    return pointwise(call)
+
+
+@placement_rule(aten.bilinear)
+def bilinear(call: Call) -> Outcome:
+    """``x1 W x2``: rows pass; the weight is replicated."""
+    places = [p for _, p in call.sharded()]
+    if any(p.dim == len(call.out_shape) - 1 for p in places) or isinstance(call.place(call.arg(2)), Rows):
+        raise Refused("the bilinear product sums over the rows of the graph", "put the rows into the first dimension")
+    return pointwise(call)
 
 
 @placement_rule(aten.conv1d, aten.conv2d, aten.conv3d, aten.max_pool1d, aten.max_pool2d, aten.avg_pool1d, aten.avg_pool2d,
@@ -163,40 +233,6 @@ def convolution(call: Call) -> Outcome:
     if isinstance(place, Rows) and place.dim != 0:
         raise Refused("it slides over the rows of the graph", "put the rows into the batch dimension")
     return call.spread(place)
-
-
-@placement_rule(aten.embedding)
-def embedding(call: Call) -> Outcome:
-    """A replicated table read by rows' own indices."""
-    table, index = call.place(call.arg(0)), call.place(call.arg(1))
-    if isinstance(table, Rows):
-        raise Refused("a table with one row per node is read by an index computed from features",
-                      "read it by node ids of the graph")  # fmt: skip
-    return Outcome(index)
-
-
-@placement_rule(aten.gather, aten.take_along_dim)
-def gather_columns(call: Call) -> Outcome:
-    """``x.gather(dim, index)`` along another dimension than the rows'."""
-    source, dim = call.arg(0), wrap(call.arg(1), len(call.out_shape))
-    places = call.sharded()
-    for node, place in places:
-        if place.dim == dim:
-            raise Refused("it picks rows of the graph by an index computed from features", "pick them by edges of the graph")
-        if node is not source and is_replicated(call.place(source)):
-            raise Refused("rows index a replicated tensor of the same length", "make both of them rows")
-    return Outcome(pointwise(call).out if places else REPLICATED)
-
-
-@placement_rule(aten.scatter, aten.scatter_add, aten.scatter_reduce)
-def scatter_columns(call: Call) -> Outcome:
-    """``x.scatter(dim, index, src)`` along another dimension than the rows'."""
-    rank = len(call.out_shape)
-    dim = wrap(call.arg(1), rank)
-    for _, place in call.sharded():
-        if place.dim == dim:
-            raise Refused("it writes rows of the graph by an index computed from features", "write them by edges of the graph")
-    return pointwise(call)
 
 
 @placement_rule(aten.gru_cell, aten.lstm_cell, aten.rnn_tanh_cell, aten.rnn_relu_cell)

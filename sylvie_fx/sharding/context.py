@@ -52,14 +52,16 @@ class ShardContext:
         own = space.layout.rows(self.graph.rank).to(whole.device)
         local = whole.detach().index_select(dim, own)
         structural = not whole.dtype.is_floating_point or space.name != "N"
+        if whole.requires_grad and not whole.is_leaf:
+            raise PartitionError(f"{what} is the result of a computation that requires gradients",
+                                 why="its history is on the whole graph",
+                                 remedy="shard the tensors it was computed from, and compute it inside the model")  # fmt: skip
+        sharding = Sharding(self.graph, space, dim, whole.detach() if structural else None, index)
+        result = node_tensor(local, sharding, self.engine)
         if whole.requires_grad:
-            if whole.is_leaf:
-                local.requires_grad_(True)
-            else:
-                raise PartitionError(f"{what} is the result of a computation that requires gradients",
-                                     why="its history is on the whole graph",
-                                     remedy="shard the tensors it was computed from, and compute it inside the model")  # fmt: skip
-        return node_tensor(local, Sharding(self.graph, space, dim, whole.detach() if structural else None, index), self.engine)
+            with torch._C.DisableTorchFunctionSubclass():
+                result.requires_grad_(True)  # after wrapping, so that the wrapper is the leaf that collects the gradient
+        return result
 
     def edge_index(self, whole: Tensor, what: str, flow: int = 1) -> NodeTensor:
         """Edge columns of an index ``[2, E]``: an edge belongs to the owner of row ``flow``, its destination."""

@@ -52,7 +52,7 @@ def attempt(case: Case) -> Row:
     try:
         model, data = case.build()
         model = model.double().train()
-        report = sylvie_fx.verify(model, *data, parts=PARTS, partition="random", steps=case.steps)
+        report = sylvie_fx.verify(model, *data, parts=PARTS, partition="random", steps=case.steps, optimizer=lambda p: torch.optim.SGD(p, 0.05))
         if report.refused is not None:
             status, text = "refused", report.refused
         elif report.exact:
