@@ -93,7 +93,9 @@ def settings() -> dict[str, Setting]:
     return found
 
 
-def train(setting: Setting, model: str, seed: int, parts: int, partition: str, **options: object) -> tuple[float, float]:
+def train(
+    setting: Setting, model: str, seed: int, parts: int, partition: str, **options: object
+) -> tuple[float, float]:
     """Test accuracy (per cent) at the best validation epoch, and the training loss of the last epoch."""
     graph = setting.graph(seed)
     torch.manual_seed(seed)
@@ -140,7 +142,9 @@ def interval(differences: list[float]) -> float:
     return float(t.ppf(0.975, n - 1) * statistics.stdev(differences) / math.sqrt(n))
 
 
-def row(name: str, setting: Setting, model: str, seeds: int, parts: int, partition: str, bits: int, variant: str) -> str:
+def row(
+    name: str, setting: Setting, model: str, seeds: int, parts: int, partition: str, bits: int, variant: str
+) -> str:
     """One line of the table."""
     start = time.perf_counter()
     exact = [train(setting, model, s, 1, "contiguous") for s in range(seeds)]

@@ -14,7 +14,8 @@ class Coding:
     Attributes:
         bits: Bits a number; 32 sends the numbers as they are.
         rounding: ``stochastic`` (unbiased) or ``nearest``.
-        variant: ``plain``, ``difference`` to the last reconstruction, or ``feedback`` of the last error.
+        variant: ``plain``, ``difference`` to the last reconstruction, ``feedback`` of the last error, or difference to a
+            ``shift`` that follows slowly and keeps stochastic rounding unbiased.
     """
 
     bits: int = 32

@@ -24,7 +24,8 @@ class Options:
             ``{"conv1": 2, "": 1}``.
         variant: What is coded forward: ``plain`` rows, their ``difference`` to the last reconstruction, which keeps the
             training loss at float32's (docs/accuracy.md), or ``feedback`` of the last error (Seide et al., 2014).
-            Gradients always travel plain, with unbiased rounding.
+        gradients: What is coded backward, always with unbiased rounding: ``plain`` gradients, or their difference to a
+            ``shift`` that both ends move (DIANA, Mishchenko et al., 2019), which takes most of the noise away.
         eval_bits: As ``bits``, for programs captured in eval mode.
         staleness: How many steps old a halo row may be; 0 is synchronous.
         seed: Seed of dropout masks and of stochastic rounding; the same on every rank.
@@ -36,6 +37,7 @@ class Options:
 
     bits: Any = 32
     variant: str = "difference"
+    gradients: str = "shift"
     eval_bits: Any = 32
     staleness: int = 0
     seed: int = 0
@@ -50,6 +52,8 @@ class Options:
         object.__setattr__(self, "_rules", MappingProxyType(rules))
         if self.variant not in VARIANTS:
             raise OptionError(f"variant={self.variant!r}", remedy=f"choose one of {', '.join(VARIANTS)}")
+        if self.gradients not in ("plain", "shift"):
+            raise OptionError(f"gradients={self.gradients!r}", remedy="choose plain or shift")
         if isinstance(self.staleness, bool) or not isinstance(self.staleness, int) or self.staleness != 0:
             raise OptionError(
                 f"staleness={self.staleness!r}",
@@ -70,7 +74,12 @@ class Options:
         for path, f, b in self._rules[mode]:
             if len(path) > longest and (not path or module == path or module.startswith(path + ".")):
                 forward, backward, longest = f, b, len(path)
-        return ExchangeCoding(self._forward(forward), Coding(backward) if backward < 32 else EXACT)
+        return ExchangeCoding(self._forward(forward), self._backward(backward))
+
+    def _backward(self, bits: int) -> Coding:
+        if bits == 32:
+            return EXACT
+        return Coding(bits, "stochastic", self.gradients if bits <= 4 else "plain")
 
     def _forward(self, bits: int) -> Coding:
         if bits >= 16:
