@@ -268,8 +268,7 @@ class _Cut:
         recomputed = [(n, e) for n, e in self.extended.items() if n.op == "call_function" and e.target is n.target]
         for node, extended in reversed(recomputed):
             if not node.users:
-                graph.erase_node(node)
-                continue
+                continue  # erased below, with what only it has read
             place = placement(node)
             assert isinstance(place, Rows)
             if place.factor != 1 or any(user < extended for user in node.users):

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 import sylvie_fx
+from sylvie_fx.engine import ProgramCache
 from sylvie_fx.ir.coding import EXACT, Coding, ExchangeCoding
 from sylvie_fx.ir.errors import OptionError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.kernels.wire import CodecSpec
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.quantize import Quantize
+from sylvie_fx.runtime.in_process import run_ranks
+from sylvie_fx.runtime.transport import Transport
 
 from .exchange_models import BothWays, Stack, Sum, compiled, graph
 
@@ -74,32 +79,31 @@ def test_the_longest_module_path_counts() -> None:
     assert options.coding("eval", "conv") == ExchangeCoding(EXACT, EXACT)
 
 
-def test_one_bit_training_reaches_the_loss_of_exact_training() -> None:
-    def losses(bits: int) -> float:
-        torch.manual_seed(0)
-        model = Stack(Sum(2048, 16), Sum(16, 4))
-        x, edges = graph(2048)
-        target = torch.randint(4, (len(x),), generator=torch.Generator().manual_seed(1))
+def test_one_bit_training_learns_as_exact_training_does() -> None:
+    torch.manual_seed(0)
+    model = Stack(Sum(12, 16), Sum(16, 4))
+    x, edges = graph()
+    target = torch.randint(4, (len(x),), generator=torch.Generator().manual_seed(1))
 
-        def run(transport: object) -> float:
-            import copy
+    def losses(bits: int) -> tuple[float, float]:
+        cache = ProgramCache()
 
+        def run(transport: Transport) -> tuple[float, float]:
             own = copy.deepcopy(model)
             net = sylvie_fx.DistributedModule(own, Options(bits=bits), sylvie_fx.default_passes(), transport, cache)
             data = net.shard(x, edges, target, partition="random")
             optimizer = torch.optim.Adam(net.parameters(), 0.01)
+            found = []
             for _ in range(120):
                 optimizer.zero_grad()
                 loss = torch.nn.functional.cross_entropy(net(*data[:2]), data[2])
                 loss.backward()
                 optimizer.step()
-            return loss.item()
+                found.append(loss.item())
+            return found[0], found[-1]
 
-        from sylvie_fx.engine import ProgramCache
-        from sylvie_fx.runtime.in_process import run_ranks
-
-        cache = ProgramCache()
         return run_ranks(3, run, 60.0)[0]
 
-    exact, coded = losses(32), losses(1)
-    assert coded < exact + 0.15
+    (start, exact), (_, coded) = losses(32), losses(1)
+    # A learning curve within a quarter of the exact one's descent.
+    assert start - coded > 0.75 * (start - exact)
