@@ -1,7 +1,7 @@
-"""The compiled part of the build: the CPU codec. Everything else stands in pyproject.toml.
+"""The compiled part of the build: the CPU codec and aggregations. Everything else stands in pyproject.toml.
 
-The extension is optional: without a C++ compiler (GCC or Clang, whose vector types it is written with) the package
-installs, and the codec's torch reference serves.
+The extensions are optional: without a C++ compiler (GCC or Clang, whose vector types they are written with) the package
+installs, and the torch references serve.
 """
 
 from glob import glob
@@ -21,6 +21,16 @@ setup(
             extra_link_args=["-pthread"],
             language="c++",
             optional=True,
-        )
+        ),
+        Extension(
+            "sylvie_fx.kernels._aggregate",
+            sources=["kernels/aggregate.cpp"],
+            depends=["kernels/aggregate.h", *sorted(glob("kernels/aggregate_*.inc"))],
+            # Sums agree with the reference to rounding anyway, and contraction is what makes them one instruction.
+            extra_compile_args=["-ffp-contract=fast" if flag == "-ffp-contract=off" else flag for flag in FLAGS],
+            extra_link_args=["-pthread"],
+            language="c++",
+            optional=True,
+        ),
     ]
 )

@@ -1,0 +1,96 @@
+// The C face of the neighbour aggregations: plain structures and functions, called through ctypes with raw pointers, so
+// that nothing depends on a version of Python or torch, and the interpreter's lock is released during a call.
+// The fields mirror kernels/aggregate_cpu.py; kernels/aggregate_reference.py specifies what is computed.
+//
+// T is float or double, as Run says. Arrays are dense; H are heads, D values a head. Edge values lie in the natural
+// order of edges. Every row of an output is written by one thread, its edges in order: results do not depend on the
+// number of threads.
+#pragma once
+#include <cstdint>
+
+struct Rows {                // edges sorted by the row they are reduced into
+    const int64_t* indptr;   // [rows + 1]
+    const int32_t* columns;  // [edges] row of x that each edge reads
+    const int32_t* edge_ids; // [edges] natural number of each edge, or null: in order
+    int64_t rows;
+};
+
+struct Run {
+    int32_t is_double;
+    int32_t threads; // at least 1
+    int32_t isa;     // the best instruction set to use: 0 baseline, 2 AVX2, 3 AVX-512
+    int32_t reserved;
+};
+
+struct SumCall { // out[r] = sum over edges of weight[edge] * x[column], divided by the number of edges where mean
+    const void* x;      // T [., H, D]
+    const void* weight; // T [edges, H] or null
+    void* out;          // T [rows, H, D]
+    int64_t heads, dim;
+    int64_t block; // values of a row that are reduced in one sweep over all edges; 0: all
+    int32_t mean;
+    int32_t reserved;
+};
+
+struct ExtremeCall { // out[r] = the largest (smallest) message of the row, zero without edges
+    const void* x;      // T [., H, D]
+    const void* weight; // T [edges, H] or null
+    void* out;          // T [rows, H, D]
+    void* ties;         // T [rows, H, D] how many messages are equal to it
+    int64_t heads, dim;
+    int32_t smallest;
+    int32_t reserved;
+};
+
+struct TiesCall { // by source: out[r] = sum over edges of weight * share[column] where weight * x[r] is extreme[column]
+    const void* x;       // T [rows, H, D]
+    const void* weight;  // T [edges, H] or null
+    const void* extreme; // T [., H, D]
+    const void* share;   // T [., H, D]
+    void* out;           // T [rows, H, D]
+    int64_t heads, dim;
+};
+
+enum EdgeOp : int32_t { ADD = 0, SUB = 1, MUL = 2, DOT = 3, DOT_OF_TIES = 4 };
+
+struct EdgeCall { // out[edge] = u[column] op v[r]
+    const void* u;       // T [., H, D]
+    const void* v;       // T [rows, H, D]
+    void* out;           // T [edges, H, D], or [edges, H] for the dots
+    const void* weight;  // T [edges, H], for DOT_OF_TIES: only where weight * u[column] is extreme[r]
+    const void* extreme; // T [rows, H, D]
+    int64_t heads, dim;
+    int32_t op;
+    int32_t reserved;
+};
+
+struct SoftmaxCall {
+    const void* value;    // T [edges, H]
+    const void* gradient; // T [edges, H] or null: then forward, else value is the softmax and this its gradient
+    void* out;            // T [edges, H]
+    int64_t heads;
+};
+
+struct AttentionCall {
+    const void* x;            // T [., H, D]
+    const void* source_score; // T [., H], by column
+    const void* target_score; // T [rows, H]
+    const void* keep;         // T [edges, H] or null
+    void* out;                // T [rows, H, D] forward only
+    void* alpha;              // T [edges, H] written forward (may be null), read backward
+    const void* gradient;     // T [rows, H, D] of out, backward
+    void* edge_gradient;      // T [edges, H] backward: of source_score[column] + target_score[r]
+    void* target_gradient;    // T [rows, H] backward
+    int64_t heads, dim;
+    double negative_slope;
+    int32_t backward; // an empty gradient may be null, so that it can not tell
+    int32_t reserved;
+};
+
+extern "C" void sylvie_aggregate_sum(const Rows*, const Run*, const SumCall*);
+extern "C" void sylvie_aggregate_extreme(const Rows*, const Run*, const ExtremeCall*);
+extern "C" void sylvie_aggregate_ties(const Rows*, const Run*, const TiesCall*);
+extern "C" void sylvie_aggregate_edges(const Rows*, const Run*, const EdgeCall*);
+extern "C" void sylvie_aggregate_softmax(const Rows*, const Run*, const SoftmaxCall*);
+extern "C" void sylvie_aggregate_attention(const Rows*, const Run*, const AttentionCall*);
+extern "C" int32_t sylvie_aggregate_isa(); // the best instruction set of this machine

@@ -1,0 +1,70 @@
+"""Which implementation of the aggregations serves which tensors."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sylvie_fx.kernels import aggregate_cpu, aggregate_reference
+from sylvie_fx.kernels.aggregate_layout import Rows
+from sylvie_fx.kernels.aggregate_reference import Combination
+
+
+class Backend(Protocol):
+    """What an implementation offers; :mod:`sylvie_fx.kernels.aggregate_reference` specifies each function."""
+
+    def sum_rows(self, rows: Rows, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+        """Sums of neighbours."""
+
+    def extreme_rows(self, rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool) -> tuple[Tensor, Tensor]:
+        """Largest or smallest messages, and how many are equal to them."""
+
+    def ties_rows(self, rows: Rows, x: Tensor, weight: Tensor | None, extreme: Tensor, share: Tensor) -> Tensor:
+        """The gradient of ``x`` through ``extreme_rows``."""
+
+    def dot_edges(self, rows: Rows, u: Tensor, v: Tensor) -> Tensor:
+        """Products of the rows at the two ends of each edge."""
+
+    def tie_dot_edges(self, rows: Rows, u: Tensor, v: Tensor, weight: Tensor, extreme: Tensor) -> Tensor:
+        """Products of those values that are extreme."""
+
+    def combine_edges(self, rows: Rows, u: Tensor, v: Tensor, op: Combination) -> Tensor:
+        """Sums, differences or products of the values at the two ends of each edge."""
+
+    def softmax_edges(self, rows: Rows, e: Tensor) -> Tensor:
+        """Softmax over the edges of each row."""
+
+    def softmax_gradient(self, rows: Rows, y: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient through ``softmax_edges``."""
+
+    def attention(
+        self,
+        rows: Rows,
+        x: Tensor,
+        source_score: Tensor,
+        target_score: Tensor,
+        negative_slope: float,
+        keep: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Softmax-weighted sums of neighbours, and the softmax."""
+
+    def attention_gradient(
+        self,
+        rows: Rows,
+        x: Tensor,
+        source_score: Tensor,
+        target_score: Tensor,
+        negative_slope: float,
+        keep: Tensor | None,
+        alpha: Tensor,
+        gradient: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of the scores through ``attention``."""
+
+
+def backend_for(rows: Rows, x: Tensor) -> Backend:
+    """The C++ kernels for float32 and float64 in host memory below 2^31 edges and rows, else the torch reference."""
+    native = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and rows.narrow
+    return aggregate_cpu if native and aggregate_cpu.available() else aggregate_reference

@@ -1,0 +1,265 @@
+"""The aggregation kernels in C++ (aggregate.cpp), called through ctypes with raw pointers; the lock is released.
+
+Same functions as :mod:`sylvie_fx.kernels.aggregate_reference`, of dense float32 or float64 tensors in host memory.
+Sums are taken in another order than torch's, so results agree to rounding; they do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sylvie_fx.ir.errors import KernelError
+from sylvie_fx.kernels.aggregate_layout import Rows
+from sylvie_fx.kernels.aggregate_reference import Combination
+
+_log = logging.getLogger(__name__)
+
+ISA_NAMES = {0: "baseline", 2: "avx2", 3: "avx512"}
+BEST_ISA = 3
+
+_Pointer, _Size, _Int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_OPERATIONS = {"add": 0, "sub": 1, "mul": 2, "dot": 3, "tie_dot": 4}
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (("indptr", _Pointer), ("columns", _Pointer), ("edge_ids", _Pointer), ("rows", _Size))
+
+
+class _Run(ctypes.Structure):
+    _fields_ = (("is_double", _Int), ("threads", _Int), ("isa", _Int), ("reserved", _Int))
+
+
+class _SumCall(ctypes.Structure):
+    _fields_ = (
+        ("x", _Pointer), ("weight", _Pointer), ("out", _Pointer), ("heads", _Size), ("dim", _Size), ("block", _Size),
+        ("mean", _Int), ("reserved", _Int),
+    )  # fmt: skip
+
+
+class _ExtremeCall(ctypes.Structure):
+    _fields_ = (
+        ("x", _Pointer), ("weight", _Pointer), ("out", _Pointer), ("ties", _Pointer), ("heads", _Size), ("dim", _Size),
+        ("smallest", _Int), ("reserved", _Int),
+    )  # fmt: skip
+
+
+class _TiesCall(ctypes.Structure):
+    _fields_ = (
+        ("x", _Pointer), ("weight", _Pointer), ("extreme", _Pointer), ("share", _Pointer), ("out", _Pointer),
+        ("heads", _Size), ("dim", _Size),
+    )  # fmt: skip
+
+
+class _EdgeCall(ctypes.Structure):
+    _fields_ = (
+        ("u", _Pointer), ("v", _Pointer), ("out", _Pointer), ("weight", _Pointer), ("extreme", _Pointer),
+        ("heads", _Size), ("dim", _Size), ("op", _Int), ("reserved", _Int),
+    )  # fmt: skip
+
+
+class _SoftmaxCall(ctypes.Structure):
+    _fields_ = (("value", _Pointer), ("gradient", _Pointer), ("out", _Pointer), ("heads", _Size))
+
+
+class _AttentionCall(ctypes.Structure):
+    _fields_ = (
+        ("x", _Pointer), ("source_score", _Pointer), ("target_score", _Pointer), ("keep", _Pointer), ("out", _Pointer),
+        ("alpha", _Pointer), ("gradient", _Pointer), ("edge_gradient", _Pointer), ("target_gradient", _Pointer),
+        ("heads", _Size), ("dim", _Size), ("negative_slope", ctypes.c_double),
+        ("backward", _Int), ("reserved", _Int),
+    )  # fmt: skip
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where they were not built; that is logged once."""
+    folder = Path(__file__).parent
+    for suffix in EXTENSION_SUFFIXES:
+        path = folder / f"_aggregate{suffix}"
+        if path.exists():
+            return ctypes.CDLL(str(path))
+    _log.warning(
+        "the compiled aggregation kernels are missing (no C++ compiler at install?): torch's gathers and scatters "
+        "serve, an order of magnitude slower; `python setup.py build_ext --inplace` builds them"
+    )
+    return None
+
+
+def available() -> bool:
+    """Whether the compiled kernels can be called."""
+    return library() is not None
+
+
+def instruction_set() -> str:
+    """The instruction set that the kernels use on this machine.
+
+    Raises:
+        KernelError: Where the kernels are not compiled.
+    """
+    return ISA_NAMES[int(_loaded().sylvie_aggregate_isa())]
+
+
+def _loaded() -> ctypes.CDLL:
+    loaded = library()
+    if loaded is None:
+        raise KernelError(
+            "the aggregation kernels are not compiled", remedy="run `python setup.py build_ext --inplace`"
+        )
+    return loaded
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _call(name: str, rows: Rows, call: ctypes.Structure, dtype: torch.dtype, isa: int) -> None:
+    edges = _Rows(rows.indptr.data_ptr(), rows.sorted_columns.data_ptr(), _pointer(rows.edge_ids), rows.rows)
+    run = _Run(dtype == torch.float64, max(1, torch.get_num_threads()), isa, 0)
+    getattr(_loaded(), f"sylvie_aggregate_{name}")(ctypes.byref(edges), ctypes.byref(run), ctypes.byref(call))
+
+
+def sum_rows(
+    rows: Rows, x: Tensor, weight: Tensor | None, mean: bool, *, isa: int = BEST_ISA, block: int = 0
+) -> Tensor:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.sum_rows`.
+
+    Args:
+        rows: The edges.
+        x: ``[columns, H, D]``.
+        weight: ``[edges, H]`` or None.
+        mean: Divide by the number of edges.
+        isa: The best instruction set to use, a key of ``ISA_NAMES``; the machine's own is the other bound.
+        block: Values of a row that one sweep over the edges takes; 0 for all.
+    """
+    x, heads, dim = x.contiguous(), x.shape[1], x.shape[2]
+    weight = None if weight is None else weight.contiguous()
+    out = x.new_empty(rows.rows, heads, dim)
+    call = _SumCall(x.data_ptr(), _pointer(weight), out.data_ptr(), heads, dim, block, mean, 0)
+    _call("sum", rows, call, x.dtype, isa)
+    return out
+
+
+def extreme_rows(
+    rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool, *, isa: int = BEST_ISA
+) -> tuple[Tensor, Tensor]:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.extreme_rows`."""
+    x, heads, dim = x.contiguous(), x.shape[1], x.shape[2]
+    weight = None if weight is None else weight.contiguous()
+    out, ties = x.new_empty(rows.rows, heads, dim), x.new_empty(rows.rows, heads, dim)
+    call = _ExtremeCall(x.data_ptr(), _pointer(weight), out.data_ptr(), ties.data_ptr(), heads, dim, smallest, 0)
+    _call("extreme", rows, call, x.dtype, isa)
+    return out, ties
+
+
+def ties_rows(
+    rows: Rows, x: Tensor, weight: Tensor | None, extreme: Tensor, share: Tensor, *, isa: int = BEST_ISA
+) -> Tensor:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.ties_rows`."""
+    x, extreme, share = x.contiguous(), extreme.contiguous(), share.contiguous()
+    weight = None if weight is None else weight.contiguous()
+    out = torch.empty_like(x)
+    call = _TiesCall(
+        x.data_ptr(), _pointer(weight), extreme.data_ptr(), share.data_ptr(), out.data_ptr(), x.shape[1], x.shape[2]
+    )
+    _call("ties", rows, call, x.dtype, isa)
+    return out
+
+
+def dot_edges(rows: Rows, u: Tensor, v: Tensor, *, isa: int = BEST_ISA) -> Tensor:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.dot_edges`."""
+    return _edges(rows, u, v, "dot", None, None, isa).squeeze(-1)
+
+
+def tie_dot_edges(rows: Rows, u: Tensor, v: Tensor, weight: Tensor, extreme: Tensor, *, isa: int = BEST_ISA) -> Tensor:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.tie_dot_edges`."""
+    return _edges(rows, u, v, "tie_dot", weight.contiguous(), extreme.contiguous(), isa).squeeze(-1)
+
+
+def combine_edges(rows: Rows, u: Tensor, v: Tensor, op: Combination, *, isa: int = BEST_ISA) -> Tensor:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.combine_edges`."""
+    return _edges(rows, u, v, op, None, None, isa)
+
+
+def _edges(
+    rows: Rows, u: Tensor, v: Tensor, op: str, weight: Tensor | None, extreme: Tensor | None, isa: int
+) -> Tensor:
+    u, v, heads, dim = u.contiguous(), v.contiguous(), u.shape[1], u.shape[2]
+    out = u.new_empty(rows.edges, heads, 1 if op in ("dot", "tie_dot") else dim)
+    call = _EdgeCall(
+        u.data_ptr(), v.data_ptr(), out.data_ptr(), _pointer(weight), _pointer(extreme), heads, dim, _OPERATIONS[op], 0
+    )
+    _call("edges", rows, call, u.dtype, isa)
+    return out
+
+
+def softmax_edges(rows: Rows, e: Tensor, *, isa: int = BEST_ISA) -> Tensor:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.softmax_edges`."""
+    e = e.contiguous()
+    out = torch.empty_like(e)
+    _call("softmax", rows, _SoftmaxCall(e.data_ptr(), None, out.data_ptr(), e.shape[1]), e.dtype, isa)
+    return out
+
+
+def softmax_gradient(rows: Rows, y: Tensor, gradient: Tensor, *, isa: int = BEST_ISA) -> Tensor:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.softmax_gradient`."""
+    y, gradient = y.contiguous(), gradient.contiguous()
+    out = torch.empty_like(y)
+    call = _SoftmaxCall(y.data_ptr(), gradient.data_ptr(), out.data_ptr(), y.shape[1])
+    _call("softmax", rows, call, y.dtype, isa)
+    return out
+
+
+def attention(
+    rows: Rows,
+    x: Tensor,
+    source_score: Tensor,
+    target_score: Tensor,
+    negative_slope: float,
+    keep: Tensor | None,
+    *,
+    isa: int = BEST_ISA,
+) -> tuple[Tensor, Tensor]:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.attention`."""
+    x, heads, dim = x.contiguous(), x.shape[1], x.shape[2]
+    source_score, target_score = source_score.contiguous(), target_score.contiguous()
+    keep = None if keep is None else keep.contiguous()
+    out, alpha = x.new_empty(rows.rows, heads, dim), x.new_empty(rows.edges, heads)
+    call = _AttentionCall(
+        x.data_ptr(), source_score.data_ptr(), target_score.data_ptr(), _pointer(keep), out.data_ptr(),
+        alpha.data_ptr(), None, None, None, heads, dim, negative_slope, False, 0,
+    )  # fmt: skip
+    _call("attention", rows, call, x.dtype, isa)
+    return out, alpha
+
+
+def attention_gradient(
+    rows: Rows,
+    x: Tensor,
+    source_score: Tensor,
+    target_score: Tensor,
+    negative_slope: float,
+    keep: Tensor | None,
+    alpha: Tensor,
+    gradient: Tensor,
+    *,
+    isa: int = BEST_ISA,
+) -> tuple[Tensor, Tensor]:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.attention_gradient`."""
+    x, heads, dim = x.contiguous(), x.shape[1], x.shape[2]
+    source_score, target_score = source_score.contiguous(), target_score.contiguous()
+    alpha, gradient = alpha.contiguous(), gradient.contiguous()
+    keep = None if keep is None else keep.contiguous()
+    of_edges, of_target = torch.empty_like(alpha), x.new_empty(rows.rows, heads)
+    call = _AttentionCall(
+        x.data_ptr(), source_score.data_ptr(), target_score.data_ptr(), _pointer(keep), None, alpha.data_ptr(),
+        gradient.data_ptr(), of_edges.data_ptr(), of_target.data_ptr(), heads, dim, negative_slope, True, 0,
+    )  # fmt: skip
+    _call("attention", rows, call, x.dtype, isa)
+    return of_edges, of_target

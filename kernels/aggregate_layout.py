@@ -1,0 +1,154 @@
+"""How the edges of a graph lie for the aggregation kernels: sorted by the row they are reduced into, both ways.
+
+A layout is made once for a graph. Edge values keep the natural order of edges everywhere; the kernels follow a
+permutation where that order is not the sorted one, so edges that come sorted by destination cost least.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sylvie_fx.ir.errors import KernelError
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Edges and the two rows that each joins, to be reduced into the first one.
+
+    Args:
+        row_index: int64 ``[edges]``, the row that each edge is reduced into, in natural order.
+        column_index: int64 ``[edges]``, the row that each edge reads.
+        rows: Rows of what is reduced into.
+        columns: Rows of what is read.
+    """
+
+    row_index: Tensor
+    column_index: Tensor
+    rows: int
+    columns: int
+
+    @property
+    def edges(self) -> int:
+        """Number of edges."""
+        return self.row_index.numel()
+
+    @property
+    def narrow(self) -> bool:
+        """Whether every index fits 32 bits, so that the C++ kernels can be called."""
+        return max(self.edges, self.rows, self.columns) <= _INT32_MAX
+
+    @functools.cached_property
+    def edge_ids(self) -> Tensor | None:
+        """The natural number of each edge in sorted order, int32 where that fits; None where the two orders agree."""
+        if self.edges < 2 or bool((self.row_index[1:] >= self.row_index[:-1]).all()):
+            return None
+        return self._stored(_stable_order(self.row_index, self.rows))
+
+    @functools.cached_property
+    def indptr(self) -> Tensor:
+        """int64 ``[rows + 1]``, where each row's edges begin in sorted order."""
+        indptr = self.row_index.new_zeros(self.rows + 1)
+        torch.cumsum(torch.bincount(self.row_index, minlength=self.rows), 0, out=indptr[1:])
+        return indptr
+
+    @functools.cached_property
+    def sorted_columns(self) -> Tensor:
+        """``column_index`` in sorted order, int32 where that fits."""
+        columns = self._stored(self.column_index)
+        return columns if self.edge_ids is None else columns[self.edge_ids]
+
+    @functools.cached_property
+    def degrees(self) -> Tensor:
+        """int64 ``[rows]``, edges of each row, one for a row without: a divisor for means."""
+        return self.indptr.diff().clamp_(min=1)
+
+    def _stored(self, index: Tensor) -> Tensor:
+        return index.to(torch.int32) if self.narrow else index
+
+
+def _stable_order(keys: Tensor, limit: int) -> Tensor:
+    # Sorting 32-bit keys takes about half the time.
+    return torch.sort(keys.to(torch.int32) if limit <= _INT32_MAX else keys, stable=True).indices
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeLayout:
+    """The edges of a graph, prepared for aggregation; immutable, and shared by every layer that uses the graph.
+
+    Args:
+        src: int64 ``[edges]``, the row that each edge starts from, in ``[0, n_src)``.
+        dst: int64 ``[edges]``, the row that each edge ends in, in ``[0, n_dst)``.
+        n_src: Number of sources.
+        n_dst: Number of destinations.
+
+    Raises:
+        KernelError: For indices that are not int64 vectors of one length on one device, or out of bounds.
+
+    >>> layout = EdgeLayout(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1]), 2, 2)
+    >>> layout.by_destination.indptr.tolist(), layout.by_destination.sorted_columns.tolist()
+    ([0, 1, 3], [1, 0, 1])
+    """
+
+    src: Tensor
+    dst: Tensor
+    n_src: int
+    n_dst: int
+
+    def __post_init__(self) -> None:
+        if self.src.shape != self.dst.shape or self.src.dim() != 1 or self.src.device != self.dst.device:
+            found = " and ".join(f"{tuple(index.shape)} on {index.device}" for index in (self.src, self.dst))
+            raise KernelError("src and dst are not two vectors of one length on one device", why=f"they are {found}")
+        for name, index, rows in (("src", self.src, self.n_src), ("dst", self.dst, self.n_dst)):
+            if index.dtype != torch.int64:
+                raise KernelError(f"{name} is {index.dtype}, not int64", remedy=f"pass {name}.long()")
+            if index.numel() and (int(index.min()) < 0 or int(index.max()) >= rows):
+                raise KernelError(
+                    f"{name} goes from {int(index.min())} to {int(index.max())}, out of its {rows} rows",
+                    remedy="pass the number of rows that the indices refer to",
+                )
+
+    @property
+    def edges(self) -> int:
+        """Number of edges."""
+        return self.src.numel()
+
+    @functools.cached_property
+    def by_destination(self) -> Rows:
+        """Edges to be reduced into their destinations, reading their sources."""
+        return Rows(self.dst, self.src, self.n_dst, self.n_src)
+
+    @functools.cached_property
+    def by_source(self) -> Rows:
+        """The transpose: edges to be reduced into their sources, reading their destinations."""
+        return Rows(self.src, self.dst, self.n_src, self.n_dst)
+
+    def rows(self, transposed: bool) -> Rows:
+        """``by_source`` where ``transposed``, else ``by_destination``."""
+        return self.by_source if transposed else self.by_destination
+
+    @functools.cached_property
+    def incoming(self) -> EdgeLayout:
+        """Edges as the sources: aggregating over it reduces edge values into the edges' destinations."""
+        return _incidence(self.by_destination)
+
+    @functools.cached_property
+    def outgoing(self) -> EdgeLayout:
+        """Edges as the sources: aggregating over it reduces edge values into the edges' own sources."""
+        return _incidence(self.by_source)
+
+    def prepare(self, backward: bool = True) -> EdgeLayout:
+        """Sort now instead of at the first use; the transpose as well where ``backward``. Returns itself."""
+        for rows in (self.by_destination, self.by_source) if backward else (self.by_destination,):
+            _ = rows.indptr, rows.sorted_columns
+        return self
+
+
+def _incidence(rows: Rows) -> EdgeLayout:
+    edges = torch.arange(rows.edges, device=rows.row_index.device)
+    return EdgeLayout(edges, rows.row_index, rows.edges, rows.rows)

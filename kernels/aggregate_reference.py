@@ -1,0 +1,131 @@
+"""Neighbour aggregations in plain torch: the specification, and what serves where no kernel is compiled.
+
+Every function takes :class:`~sylvie_fx.kernels.aggregate_layout.Rows`: each edge reads the row ``column_index`` of one
+operand and belongs to the row ``row_index`` of the result. ``x`` is ``[columns, H, D]`` (heads, values a head); a
+weight is ``[edges, H]``, edge values lie in natural order. Nothing here is differentiated: gradients are explicit.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sylvie_fx.kernels.aggregate_layout import Rows
+
+Combination = Literal["add", "sub", "mul"]
+
+
+def _messages(x: Tensor, index: Tensor, weight: Tensor | None) -> Tensor:
+    messages = x.index_select(0, index)
+    return messages if weight is None else messages * weight.unsqueeze(-1)
+
+
+def sum_rows(rows: Rows, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+    """``[rows, H, D]``: the sum of each row's messages, divided by their number where ``mean``; zero without edges."""
+    out = x.new_zeros(rows.rows, *x.shape[1:]).index_add_(0, rows.row_index, _messages(x, rows.column_index, weight))
+    return out / rows.degrees.view(-1, 1, 1) if mean else out
+
+
+def extreme_rows(rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool) -> tuple[Tensor, Tensor]:
+    """``[rows, H, D]`` twice: each row's largest (smallest) message, zero without edges, and how many equal it."""
+    messages = _messages(x, rows.column_index, weight)
+    index = rows.row_index.view(-1, 1, 1).expand_as(messages)
+    out = x.new_zeros(rows.rows, *x.shape[1:])
+    out = out.scatter_reduce(0, index, messages, "amin" if smallest else "amax", include_self=False)
+    equal = (messages == out.index_select(0, rows.row_index)).to(x.dtype)
+    return out, torch.zeros_like(out).index_add_(0, rows.row_index, equal)
+
+
+def ties_rows(rows: Rows, x: Tensor, weight: Tensor | None, extreme: Tensor, share: Tensor) -> Tensor:
+    """The gradient of ``x`` through :func:`extreme_rows`.
+
+    Args:
+        rows: The transpose of the rows that ``extreme`` was computed with.
+        x: ``[rows, H, D]``.
+        weight: ``[edges, H]`` or None.
+        extreme: ``[columns, H, D]``.
+        share: ``[columns, H, D]``, the gradient that each of the messages equal to the extreme gets.
+    """
+    messages = _messages(x, rows.row_index, weight)
+    shares = _messages(share, rows.column_index, weight)
+    shares = shares.where(messages == extreme.index_select(0, rows.column_index), 0)
+    return torch.zeros_like(x).index_add_(0, rows.row_index, shares)
+
+
+def dot_edges(rows: Rows, u: Tensor, v: Tensor) -> Tensor:
+    """``[edges, H]``: ``u`` ``[columns, H, D]`` times ``v`` ``[rows, H, D]`` at an edge's ends, summed over D."""
+    return (u.index_select(0, rows.column_index) * v.index_select(0, rows.row_index)).sum(-1)
+
+
+def tie_dot_edges(rows: Rows, u: Tensor, v: Tensor, weight: Tensor, extreme: Tensor) -> Tensor:
+    """As :func:`dot_edges`, of those values only whose message is the row's ``extreme`` ``[rows, H, D]``."""
+    is_extreme = _messages(u, rows.column_index, weight) == extreme.index_select(0, rows.row_index)
+    return (u.index_select(0, rows.column_index) * v.index_select(0, rows.row_index)).where(is_extreme, 0).sum(-1)
+
+
+def combine_edges(rows: Rows, u: Tensor, v: Tensor, op: Combination) -> Tensor:
+    """``[edges, H, D]``: ``u`` ``[columns, H, D]`` op ``v`` ``[rows, H, D]`` at the two ends of each edge."""
+    left, right = u.index_select(0, rows.column_index), v.index_select(0, rows.row_index)
+    if op == "add":
+        return left + right
+    return left - right if op == "sub" else left * right
+
+
+def softmax_edges(rows: Rows, e: Tensor) -> Tensor:
+    """``[edges, H]``: the softmax of ``e`` over the edges of each row."""
+    index = rows.row_index.view(-1, 1).expand_as(e)
+    largest = e.new_zeros(rows.rows, e.shape[1]).scatter_reduce(0, index, e, "amax", include_self=False)
+    powers = (e - largest.index_select(0, rows.row_index)).exp()
+    total = torch.zeros_like(largest).index_add_(0, rows.row_index, powers)
+    return powers / total.index_select(0, rows.row_index)
+
+
+def softmax_gradient(rows: Rows, y: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of ``e`` from that of ``y = softmax_edges(rows, e)``."""
+    total = y.new_zeros(rows.rows, y.shape[1]).index_add_(0, rows.row_index, y * gradient)
+    return y * (gradient - total.index_select(0, rows.row_index))
+
+
+def _raw_scores(rows: Rows, source_score: Tensor, target_score: Tensor) -> Tensor:
+    return source_score.index_select(0, rows.column_index) + target_score.index_select(0, rows.row_index)
+
+
+def attention(
+    rows: Rows, x: Tensor, source_score: Tensor, target_score: Tensor, negative_slope: float, keep: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Softmax-weighted sums of neighbours.
+
+    Args:
+        rows: The edges.
+        x: ``[columns, H, D]``.
+        source_score: ``[columns, H]``.
+        target_score: ``[rows, H]``.
+        negative_slope: Of the leaky ReLU on the sum of the two.
+        keep: ``[edges, H]``, multiplies the softmax, or None.
+
+    Returns:
+        The sums ``[rows, H, D]``, and the softmax ``[edges, H]`` without ``keep``.
+    """
+    scores = torch.nn.functional.leaky_relu(_raw_scores(rows, source_score, target_score), negative_slope)
+    alpha = softmax_edges(rows, scores)
+    return sum_rows(rows, x, alpha if keep is None else alpha * keep, False), alpha
+
+
+def attention_gradient(
+    rows: Rows,
+    x: Tensor,
+    source_score: Tensor,
+    target_score: Tensor,
+    negative_slope: float,
+    keep: Tensor | None,
+    alpha: Tensor,
+    gradient: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the sum of scores ``[edges, H]`` and of ``target_score`` through :func:`attention`."""
+    of_alpha = dot_edges(rows, x, gradient)
+    of_scores = softmax_gradient(rows, alpha, of_alpha if keep is None else of_alpha * keep)
+    positive = _raw_scores(rows, source_score, target_score) > 0
+    of_raw = torch.where(positive, of_scores, of_scores * negative_slope)
+    return of_raw, torch.zeros_like(target_score).index_add_(0, rows.row_index, of_raw)
