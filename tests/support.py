@@ -10,7 +10,7 @@ import pickle
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -62,8 +62,18 @@ def run_processes(size: int, fn: Callable[..., Any], *args: Any, timeout: float 
     return [outcome.value for outcome in outcomes]
 
 
-def run_processes_unchecked(size: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[RankOutcome]:
-    """``run_processes`` for ranks that are meant to fail: how each ended, without raising."""
+def run_processes_unchecked(
+    size: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, stuck: Collection[int] = ()
+) -> list[RankOutcome]:
+    """``run_processes`` for ranks that are meant to fail: how each ended, without raising.
+
+    Args:
+        size: Number of processes.
+        fn: What every rank runs.
+        args: Its arguments.
+        timeout: Seconds until all must have ended.
+        stuck: Ranks that will not end by themselves; they are killed when the others have ended.
+    """
     context = multiprocessing.get_context("spawn")
     source = (inspect.getfile(fn), fn.__qualname__)
     port = free_port()
@@ -76,8 +86,11 @@ def run_processes_unchecked(size: int, fn: Callable[..., Any], *args: Any, timeo
         there.close()
         processes.append(process)
         pipes.append(here)
-    outcomes = []
-    for process, pipe in zip(processes, pipes, strict=True):
+    outcomes: dict[int, RankOutcome] = {}
+    for rank in sorted(range(size), key=lambda rank: rank in stuck):
+        process, pipe = processes[rank], pipes[rank]
+        if rank in stuck:
+            process.kill()
         value, error, seconds = None, f"no result within {timeout:g} s", float("nan")
         if wait([pipe], max(0.0, deadline - time.monotonic())):
             try:
@@ -88,8 +101,8 @@ def run_processes_unchecked(size: int, fn: Callable[..., Any], *args: Any, timeo
         if process.is_alive():
             process.kill()
             process.join()
-        outcomes.append(RankOutcome(value, error, process.exitcode, seconds))
-    return outcomes
+        outcomes[rank] = RankOutcome(value, error, process.exitcode, seconds)
+    return [outcomes[rank] for rank in range(size)]
 
 
 def _rank_main(pipe: Connection, rank: int, size: int, port: int, source: tuple[str, str], args: Any) -> None:

@@ -83,17 +83,17 @@ def fail(how: str, culprit: int, timeout: float) -> tuple[str, str, float]:
 @pytest.mark.parametrize(
     ("how", "culprit", "expected", "limit"),
     [
-        ("kill", 2, "its process ended or was killed", 4),
-        ("kill", 0, "its process ended or was killed", 6),  # rank 0 takes the store with it
-        ("exit", 1, "its process ended or was killed", 4),
-        ("abort", 1, "failed. ValueError: bad layer", 4),
-        ("hang", 1, "sent nothing for 2.0", 6),
-        ("stop", 0, "sent nothing for 2.0", 9),  # the store does not answer either
+        ("kill", 2, "its process ended or was killed", 8),
+        ("kill", 0, "its process ended or was killed", 8),  # rank 0 takes the store with it
+        ("exit", 1, "its process ended or was killed", 8),
+        ("abort", 1, "failed. ValueError: bad layer", 8),
+        ("hang", 1, "sent nothing for 2.0", 10),
+        ("stop", 0, "sent nothing for 2.0", 12),  # the store does not answer either
     ],
 )
 def test_a_failing_rank_is_named(how: str, culprit: int, expected: str, limit: float) -> None:
     timeout = 2.0 if how in ("hang", "stop") else 20.0
-    outcomes = run_processes_unchecked(3, fail, how, culprit, timeout, timeout=14)
+    outcomes = run_processes_unchecked(3, fail, how, culprit, timeout, stuck=[culprit] if how == "stop" else [])
     for rank, outcome in enumerate(outcomes):
         if rank == culprit:
             continue
@@ -137,7 +137,7 @@ def poll_for_a_dead_rank() -> str:
 
 
 def test_an_error_in_the_background_is_raised_by_wait() -> None:
-    text = run_processes_unchecked(2, poll_for_a_dead_rank, timeout=20)[0].value
+    text = run_processes_unchecked(2, poll_for_a_dead_rank)[0].value
     assert "rank 1 closed its connection during 'stale' (step 0)" in text
 
 
