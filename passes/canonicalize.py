@@ -14,7 +14,7 @@ from sylvie_fx.ir.program import Program, meta
 from sylvie_fx.passes import row_reads, row_writes
 from sylvie_fx.passes.base import Pass, PassContext, refuse
 from sylvie_fx.passes.build import Builder, copy_meta, replace
-from sylvie_fx.passes.static import is_random, mark_static
+from sylvie_fx.passes.static import CHECKS, is_random, mark_static
 
 aten = torch.ops.aten
 
@@ -59,7 +59,7 @@ class Canonicalize(Pass):
 
 
 def _has_effect(node: fx.Node) -> bool:
-    return node.op in ("placeholder", "output") or (
+    return node.op in ("placeholder", "output") or node.target in CHECKS or (
         isinstance(node.target, torch._ops.OpOverload) and (node.target._schema.is_mutable or node.target is aten.batch_norm.default)
     )
 

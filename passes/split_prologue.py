@@ -9,12 +9,13 @@ import sympy
 import torch
 from torch import fx
 
+from sylvie_fx.ir import ops
 from sylvie_fx.ir.errors import VerifyError
 from sylvie_fx.ir.placement import REPLICATED
 from sylvie_fx.ir.program import Localized, Program, is_number, is_tensor, meta, shape, size_expression
-from sylvie_fx.passes.base import Pass, PassContext
+from sylvie_fx.passes.base import Pass, PassContext, refuse
 from sylvie_fx.passes.build import copy_meta
-from sylvie_fx.passes.static import FACTORIES, mark_static
+from sylvie_fx.passes.static import CHECKS, FACTORIES, mark_static
 
 aten = torch.ops.aten
 
@@ -157,18 +158,44 @@ def prologue_number(program: Program, expr: sympy.Expr) -> fx.Node | int:
     return new
 
 
+def _stays(node: fx.Node) -> bool:
+    return node.target not in CHECKS and (node.op == "output" or not meta(node).static or node.target in FACTORIES)
+
+
+def _size(node: fx.Node, numbers: Numbers) -> fx.Node | int:
+    expr = size_expression(node)
+    assert expr is not None
+    try:
+        return numbers.node(expr)
+    except VerifyError:
+        raise refuse(node, f"the number of rows {expr} depends on features", "it would differ from step to step and from rank to rank",
+                     "pick rows by masks or ids of the graph, or multiply by a mask") from None  # fmt: skip
+
+
+def _check(node: fx.Node, prologue: fx.Graph, copies: dict[fx.Node, Any]) -> None:
+    """A decided branch: checked on the whole graph, or refused where features decide it."""
+    condition, decided = node.args[0], str(node.args[1])
+    if condition not in copies:
+        raise refuse(node, f"a Python branch depends on values computed from features or parameters ({decided})",
+                     "it could go another way in each step", "express it with tensor operations (torch.where)")  # fmt: skip
+    if isinstance(copies[condition], fx.Node):  # type: ignore[index]
+        known = prologue.call_function(ops.check, (copies[condition], decided, meta(node).where))  # type: ignore[index]
+        copy_meta(node, known)
+
+
 def _split(program: Program) -> None:
     main, prologue = program.graph, fx.Graph()
     copies: dict[fx.Node, Any] = {}
     inputs = {item.name: item for item in program.inputs}
     numbers = Numbers(prologue, lambda n: True)
     for node in main.nodes:
+        if node.target in CHECKS:
+            _check(node, prologue, copies)
+            continue
         if node.op == "output" or not meta(node).static:
             continue
         if node.target is aten.sym_size.int:
-            expr = size_expression(node)
-            assert expr is not None
-            copies[node] = numbers.node(expr)
+            copies[node] = _size(node, numbers)
             continue
         copies[node] = prologue.node_copy(node, lambda n: copies[n])
         copy_meta(node, copies[node])
@@ -176,9 +203,9 @@ def _split(program: Program) -> None:
     results: list[fx.Node] = []
     first = next(iter(main.nodes))
     for node in list(main.nodes):
-        if node.op == "output" or not meta(node).static:
+        if node.op == "output" or node.target in CHECKS or not meta(node).static:
             continue
-        outside = [u for u in node.users if u.op == "output" or not meta(u).static or u.target in FACTORIES]
+        outside = [u for u in node.users if _stays(u)]
         if not outside or node.target in FACTORIES:
             continue
         copy = copies[node]
@@ -202,13 +229,13 @@ def _split(program: Program) -> None:
             program.localized[new.name] = Localized(copy.name, REPLICATED)
     kept = {n for n in main.nodes if n.target in FACTORIES and any(not meta(u).static or u.op == "output" for u in n.users)}
     for node in reversed(list(main.nodes)):
-        if node.op in ("output",) or node in boundary or node in kept:
+        if node.op == "output" or node in boundary or node in kept:
             continue
-        if meta(node).static and not node.users:
+        if (meta(node).static or node.target in CHECKS) and not node.users:
             main.erase_node(node)
     prologue.output(tuple(results))
     for node in reversed(list(prologue.nodes)):
-        if node.op not in ("output", "placeholder") and not node.users:
+        if node.op not in ("output", "placeholder") and not node.users and node.target is not ops.check:
             prologue.erase_node(node)
     program.prologue = fx.GraphModule(program.module, prologue)
     for name in inputs:

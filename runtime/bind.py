@@ -142,10 +142,15 @@ def run_prologue(prologue: fx.GraphModule, whole: Mapping[str, Tensor]) -> dict[
 
     Returns:
         Results by name.
+
+    Raises:
+        BranchError: The capture decided a Python branch otherwise than this graph does.
     """
     output = next(n for n in prologue.graph.nodes if n.op == "output")
     names = [n.name for n in output.args[0]]
     inputs = [whole[n.name] for n in prologue.graph.nodes if n.op == "placeholder"]
+    interpreter = fx.Interpreter(prologue, garbage_collect_values=True)
+    interpreter.extra_traceback = False  # it would rewrite the text of an error
     with torch.no_grad():
-        results = fx.Interpreter(prologue, garbage_collect_values=True).run(*inputs)
+        results = interpreter.run(*inputs)
     return dict(zip(names, results, strict=True))

@@ -16,13 +16,13 @@ from torch.utils import _pytree as pytree
 from sylvie_fx.capture.export import Call, Captured, capture, plain_call
 from sylvie_fx.capture.inputs import FlatCall
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
-from sylvie_fx.ir.errors import CaptureError
+from sylvie_fx.ir.errors import BranchError, CaptureError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.placement import REPLICATED, Placement, Rows
 from sylvie_fx.ir.program import Input, Program, meta
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.manager import PassManager, Snapshot
-from sylvie_fx.runtime.bind import Binder, Bound
+from sylvie_fx.runtime.bind import Binder, Bound, run_prologue
 from sylvie_fx.runtime.machine import Machine
 from sylvie_fx.runtime.transport import Transport
 
@@ -72,9 +72,16 @@ class Compiled:
 
 @dataclass(eq=False)
 class ProgramCache:
-    """Programs by signature; ranks that are threads of one process share one."""
+    """Programs by signature; ranks that are threads of one process share one.
+
+    Attributes:
+        programs: By the call's signature.
+        fitted: Where Python branches were decided in the capture: by signature and graph, the program whose decisions hold
+            on that graph, and the tensors whose identity is part of the key.
+    """
 
     programs: dict[Hashable, Compiled] = field(default_factory=dict)
+    fitted: dict[Hashable, tuple[Compiled, list[Tensor]]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -121,10 +128,30 @@ class Engine:
             if found is None:
                 found = self._compile(module, leaves, call, spaces)
                 self.cache.programs[signature] = found
-        return found, signature
+        return self._fit(module, leaves, call, spaces, found, signature) if found.captured.decided else (found, signature)
 
-    def _compile(self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, spaces: list[Space]) -> Compiled:
+    def _fit(self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, spaces: list[Space], found: Compiled,
+             signature: Hashable) -> tuple[Compiled, Hashable]:  # fmt: skip
+        """The program whose decided branches hold on the real graph: the one at hand, or one captured on that graph."""
+        whole = _whole(found.program, leaves, spaces)
+        given = [leaf.sharding.whole for leaf in leaves if is_static(leaf) and leaf.sharding and leaf.sharding.whole is not None]
+        key = (signature, tuple((t.data_ptr(), t._version, tuple(t.shape)) for t in given), tuple(s.rows for s in spaces))
+        with self.cache.lock:
+            if key not in self.cache.fitted:
+                assert found.program.prologue is not None
+                try:
+                    run_prologue(found.program.prologue, whole)
+                except BranchError as error:
+                    log.info("captured again, on the whole graph: %s", error)
+                    found = self._compile(module, leaves, call, spaces, whole_graph=True)
+                self.cache.fitted[key] = (found, given)
+        return self.cache.fitted[key][0], key
+
+    def _compile(self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, spaces: list[Space], *,
+                 whole_graph: bool = False) -> Compiled:  # fmt: skip
         sizes = {space.name: SAMPLE_SIZES[i % len(SAMPLE_SIZES)] + 2 * (i // len(SAMPLE_SIZES)) for i, space in enumerate(spaces)}
+        if whole_graph:
+            sizes = {space.name: space.rows for space in spaces}
         inputs, samples, used = [], [], set[str]()
         for leaf in leaves:
             name = _unique(re.sub(r"\W+", "_", leaf.path).strip("_") or "x", used)
@@ -135,7 +162,7 @@ class Engine:
             samples.append(torch.zeros(1, dtype=torch.bool).expand(sizes[space.name]))
         count = len(leaves)
         with torch.enable_grad(), call.active():
-            captured = capture(module, inputs, samples, lambda tensors: call.rebuild(tensors[:count]), self.call)
+            captured = capture(module, inputs, samples, lambda tensors: call.rebuild(tensors[:count]), self.call, decide=whole_graph)
         program, snapshots = self.passes.run(captured.program, PassContext(self.options))
         return Compiled(captured, program, snapshots, list(call.stand_ins))
 
@@ -173,18 +200,11 @@ class Engine:
         if key not in self._bindings:
             program = compiled.program
             call.check(compiled.stand_ins)
-            whole = {}
-            for item, leaf in zip(program.inputs, leaves, strict=False):
-                if item.static:
-                    assert leaf.sharding is not None
-                    assert leaf.sharding.whole is not None
-                    whole[item.name] = leaf.sharding.whole
-            for item, space in zip(program.inputs[len(leaves) :], spaces, strict=True):
-                whole[item.name] = torch.zeros(1, dtype=torch.bool).expand(space.rows)
+            whole = _whole(program, leaves, spaces)
             binder = Binder(program, whole, {space.name: space.layout for space in spaces})
             device = next((leaf.local.device for leaf in leaves), torch.device("cpu"))
             bound = binder.for_rank(self.transport.rank, device)
-            machine = Machine(program, bound, self.transport, device, self.options.seed, root=module)
+            machine = Machine(program, bound, self.transport, device, self.options, root=module)
             self._bindings[key] = _Binding(machine, [_result_space(p, bound, binder, graph) for p in _output_places(program)], static)
         return self._bindings[key]
 
@@ -201,6 +221,19 @@ def is_static(leaf: Leaf) -> bool:
     if not leaf.local.dtype.is_floating_point:
         return True
     return sharding.space is not sharding.graph.spaces["N"] and not leaf.local.requires_grad
+
+
+def _whole(program: Program, leaves: Sequence[Leaf], spaces: Sequence[Space]) -> dict[str, Tensor]:
+    """The static inputs of a program on the whole graph."""
+    whole = {}
+    for item, leaf in zip(program.inputs, leaves, strict=False):
+        if item.static:
+            assert leaf.sharding is not None
+            assert leaf.sharding.whole is not None
+            whole[item.name] = leaf.sharding.whole
+    for item, space in zip(program.inputs[len(leaves) :], spaces, strict=True):
+        whole[item.name] = torch.zeros(1, dtype=torch.bool).expand(space.rows)
+    return whole
 
 
 def _graph(leaves: Sequence[Leaf]) -> ShardedGraph:

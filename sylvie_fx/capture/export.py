@@ -1,13 +1,18 @@
 """From a module and sample inputs to a program, by torch.export in its training IR.
 
-Sizes of row spaces are symbols of the export, so that the program fits any graph. Value-dependent Python branches are
-decided by draft_export on the sample, where plain export refuses them.
+Sizes of row spaces are symbols of the export, so that the program fits any graph. Where plain export refuses Python
+branches on values, they are decided by an eager run (capture/decisions.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import operator
+import sys
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,6 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from sylvie_fx.capture.decisions import Decision, Replaying, record
 from sylvie_fx.capture.sparse import patched_sparse
 from sylvie_fx.ir.errors import CaptureError, SylvieError
 from sylvie_fx.ir.placement import NODES, Rows
@@ -42,12 +48,14 @@ class Captured:
         constants: Leaves of the result: constants as they are, None in the place of each tensor.
         tensor_leaves: Which leaves are tensors.
         tree: Structure of the result.
+        decided: Python branches were decided on the samples; the program checks on the real graph that they hold.
     """
 
     program: Program
     constants: tuple[Any, ...]
     tensor_leaves: tuple[bool, ...]
     tree: pytree.TreeSpec
+    decided: bool = False
 
 
 class _Wrapper(nn.Module):
@@ -59,10 +67,12 @@ class _Wrapper(nn.Module):
         self._rebuild, self._call = rebuild, call
         # A callable, since torch.export undoes what forward assigns to attributes and containers of the module.
         self._record = record
+        self.decisions: list[Decision] | None = None
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         args, kwargs = self._rebuild(tensors)
-        with patched_sparse():
+        replaying = contextlib.nullcontext() if self.decisions is None else Replaying(self.decisions)
+        with patched_sparse(), replaying:
             leaves, tree = pytree.tree_flatten(self._call(self.model, args, kwargs))
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, int, float, str, bool, type(None))):
@@ -74,7 +84,8 @@ class _Wrapper(nn.Module):
         return [v for v in leaves if isinstance(v, Tensor)]
 
 
-def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor], rebuild: Rebuild, call: Call = plain_call) -> Captured:
+def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor], rebuild: Rebuild, call: Call = plain_call,
+            decide: bool = False) -> Captured:  # fmt: skip
     """Capture one forward pass in the model's present mode.
 
     Args:
@@ -83,6 +94,7 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
         samples: One small tensor for each input; every space has one size throughout.
         rebuild: Makes the arguments of the call from the flat tensors (stand-ins for graphs included).
         call: How the model is called with them.
+        decide: Decide Python branches on the samples at once, without trying to do without.
 
     Raises:
         CaptureError: The forward pass can not be captured; names the user's line and the reason.
@@ -98,9 +110,11 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
             specs.append({item.rows.dim: dim})
         else:
             specs.append(None)
+    if decide:
+        wrapper.decisions = _decide(wrapper, samples)
     exported = _export(wrapper, list(samples), specs)
     module = exported.module(check_guards=False)
-    _strip(module)
+    _strip(module, keep_checks=wrapper.decisions is not None)
     _name_inputs(module, inputs)
     sizes = {}
     for node, item in zip(placeholders(module.graph), inputs, strict=True):
@@ -116,7 +130,7 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
     program = Program(module, list(inputs), sizes, "train" if model.training else "eval")
     for node in program.graph.nodes:
         meta(node)
-    return Captured(program, *results[-1])
+    return Captured(program, *results[-1], decided=wrapper.decisions is not None)
 
 
 _MOST = {NODES: 2**31}
@@ -127,10 +141,13 @@ def _symbol(space: str, index: int) -> str:
     return {"N": "nodes", "E": "edges"}.get(space, f"rows{index}")
 
 
+def _decide(wrapper: _Wrapper, samples: Sequence[Tensor]) -> list[Decision]:
+    return record(wrapper.model, lambda: wrapper([t.detach() for t in samples]))
+
+
 def _export(wrapper: _Wrapper, samples: list[Tensor], specs: list[Any]) -> Any:
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_quiet())
+        with _quiet():
             return torch.export.export(wrapper, (samples,), dynamic_shapes=(specs,), strict=False)
     except SylvieError:
         raise
@@ -138,7 +155,20 @@ def _export(wrapper: _Wrapper, samples: list[Tensor], specs: list[Any]) -> Any:
         own = _own_error(error)
         if own is not None:
             raise own from error
-        raise explain_failure(error) from error
+        if _data_dependent(error) and wrapper.decisions is None:
+            failure = error
+        else:
+            raise explain_failure(error) from error
+    try:
+        wrapper.decisions = _decide(wrapper, samples)
+    except Exception as error:
+        log.debug("the eager run that decides branches failed", exc_info=error)
+        raise explain_failure(failure) from failure
+    return _export(wrapper, samples, specs)
+
+
+def _data_dependent(error: Exception) -> bool:
+    return "data-dependent" in str(error) or "DataDependent" in type(error).__name__
 
 
 def _own_error(error: BaseException | None) -> SylvieError | None:
@@ -151,31 +181,39 @@ def _own_error(error: BaseException | None) -> SylvieError | None:
 
 def explain_failure(error: Exception) -> CaptureError:
     """What stopped torch.export, as a sentence with the user's line."""
-    import traceback
-
     frames = "".join(traceback.format_tb(error.__traceback__))
     text = str(error).strip().splitlines() or [type(error).__name__]
-    kind = type(error).__name__
-    what = f"the forward pass can not be captured: {kind}: {text[0][:300]}"
-    data_dependent = "data-dependent" in str(error) or "DataDependent" in kind or "GuardOnDataDependent" in kind
-    return CaptureError(
-        what,
-        where=user_line(frames) or None,
-        why="a Python branch or number depends on values that are known only when the program runs" if data_dependent else None,
-        remedy="express the branch with tensor operations (torch.where), or move it out of forward" if data_dependent else None,
-    )
+    what = f"the forward pass can not be captured: {type(error).__name__}: {text[0][:300]}"
+    where = user_line(frames) or None
+    if _data_dependent(error):
+        return CaptureError(
+            what, where=where, why="a Python branch or number depends on values that are known only when the program runs",
+            remedy="express the branch with tensor operations (torch.where), or move it out of forward",
+        )  # fmt: skip
+    if "Constraints violated" in text[0]:
+        details = " ".join(line.strip(" -") for line in text[1:4])
+        return CaptureError(
+            f"a size of the graph becomes a fixed number in the forward pass: {details[:300]}", where=where,
+            why="the model compares it with a fixed number, or mixes rows of the graph with a tensor of fixed length",
+            remedy="compute sizes from the graph that is passed in",
+        )  # fmt: skip
+    return CaptureError(what, where=where)
 
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """torch.export logs what we report ourselves."""
+    """torch.export logs, warns and prints what we report ourselves, or what does not matter here."""
     names = ["torch.export", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch._export", "torch.fx"]
     loggers = [logging.getLogger(n) for n in names]
     levels = [x.level for x in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
+    printed = io.StringIO()  # of a failing capture torch prints the partial graph
     try:
-        yield
+        with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
+            warnings.filterwarnings("ignore", message=".*(was|were) assigned during export")
+            yield
+        sys.stderr.write(printed.getvalue())
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -193,11 +231,16 @@ _CHECKS = frozenset({
 })  # fmt: skip
 
 
-def _strip(module: fx.GraphModule) -> None:
-    """Drop guards and the sizes' assertions: sizes of masks differ between ranks, and kinds are checked by the api."""
+def _strip(module: fx.GraphModule, *, keep_checks: bool) -> None:
+    """Drop guards and the sizes' assertions: sizes of masks differ between ranks, and kinds are checked by the api.
+
+    Args:
+        module: What was exported.
+        keep_checks: Keep the assertions behind decided branches.
+    """
     graph = module.graph
     for node in list(graph.nodes):
-        if node.op == "call_module" or node.target in _CHECKS:
+        if node.op == "call_module" or (node.target in _CHECKS and not (keep_checks and _is_decision(node))):
             node.replace_all_uses_with(None)  # type: ignore[arg-type]
             graph.erase_node(node)
     output = next(n for n in graph.nodes if n.op == "output")
@@ -210,6 +253,16 @@ def _strip(module: fx.GraphModule) -> None:
     module.recompile()
 
 
+def _is_decision(node: fx.Node) -> bool:
+    """Whether an assertion says more than the range of a size."""
+    if node.target is torch.ops.aten._assert_async.msg:
+        return True
+    condition = node.args[0] if node.args else None
+    if node.target is not torch.ops.aten._assert_scalar.default or not isinstance(condition, fx.Node):
+        return False
+    return not (condition.target in (operator.ge, operator.le) and isinstance(condition.args[1], int))
+
+
 def _erase_unused(graph: fx.Graph) -> None:
     mutating = {n for n in graph.nodes if n.op == "call_function" and _mutates(n)}
     for node in reversed(list(graph.nodes)):
@@ -219,7 +272,7 @@ def _erase_unused(graph: fx.Graph) -> None:
 
 def _mutates(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and (
-        node.target._schema.is_mutable or node.target is torch.ops.aten.batch_norm.default
+        node.target._schema.is_mutable or node.target is torch.ops.aten.batch_norm.default or node.target in _CHECKS
     )
 
 

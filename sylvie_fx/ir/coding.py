@@ -45,13 +45,17 @@ class ExchangeCoding:
         forward: Towards the ranks that need the rows.
         backward: Gradients on the way back.
         once: The value depends on inputs alone: it crosses again only when an input has changed.
+        auto: The widths are chosen again and again from what is measured (runtime/adaptive.py); these are the first.
     """
 
     forward: Coding = EXACT
     backward: Coding = EXACT
     once: bool = False
+    auto: bool = False
 
     def __str__(self) -> str:
         if self.once:
             return "exact, once"
+        if self.auto:
+            return "adaptive"
         return f"{self.forward}" if self.forward == self.backward else f"{self.forward} / {self.backward}"

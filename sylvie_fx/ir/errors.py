@@ -28,6 +28,10 @@ class CaptureError(SylvieError):
     """The model or its inputs can not be turned into a program."""
 
 
+class BranchError(CaptureError):
+    """A Python branch was decided otherwise, when the model was captured, than this graph decides it."""
+
+
 class PassError(SylvieError):
     """A pass met a program that it can not rewrite exactly."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sylvie_fx.ir.errors import SylvieError
+from sylvie_fx.ir.errors import BranchError, SylvieError
 
 _library = torch.library.Library("sylvie", "DEF")  # keeps the registrations alive for the life of the process
 
@@ -95,6 +95,23 @@ def keyed_dropout(x: Tensor, keys: Tensor, p: float, key: int, dim: int = 0) -> 
     mask = keep_mask(keys, max(columns, 1), p, key)
     mask = mask.view(moved.shape) if moved.numel() else mask.new_zeros(moved.shape)
     return x * (mask.to(x.dtype) / (1.0 - p)).movedim(0, dim)
+
+
+def check(condition: Tensor | bool, decided: str, where: str) -> None:
+    """A decision of the capture that the prologue holds against the real graph.
+
+    Args:
+        condition: Whether it holds.
+        decided: What was decided.
+        where: The user's line.
+
+    Raises:
+        BranchError: It does not.
+    """
+    if not bool(condition):
+        raise BranchError(f"the forward pass branches on the graph, and was captured where {decided}", where=where or None,
+                          why="on this graph that does not hold",
+                          remedy="express the branch with tensor operations (torch.where), or move it out of forward")  # fmt: skip
 
 
 def _update_running(

@@ -21,7 +21,12 @@ class Options:
     Attributes:
         bits: Bits a number of an exchanged row takes on the wire; 32 sends it unchanged. One number, or
             ``{"forward": 1, "backward": 2}``, or either of them by module path, the longest matching path counting:
-            ``{"conv1": 2, "": 1}``.
+            ``{"conv1": 2, "": 1}``. Or ``"auto"``: a width of 1, 2, 4 or 8 for each exchange and direction, chosen from
+            measured variance to meet ``bytes_per_step`` or ``relative_error``.
+        bytes_per_step: For ``bits="auto"``: what all ranks may send in the exchanges of one step, together.
+        relative_error: For ``bits="auto"`` without a budget: the error that the coding may add to the rows of an exchange,
+            relative to their norm.
+        choose_every: For ``bits="auto"``: steps between two choices.
         variant: What is coded forward: ``plain`` rows, their ``difference`` to the last reconstruction, which keeps the
             training loss at float32's (docs/accuracy.md), or ``feedback`` of the last error (Seide et al., 2014).
         gradients: What is coded backward, always with unbiased rounding: ``plain`` gradients, or their difference to a
@@ -36,6 +41,9 @@ class Options:
     """
 
     bits: Any = 32
+    bytes_per_step: float | None = None
+    relative_error: float = 0.3
+    choose_every: int = 50
     variant: str = "difference"
     gradients: str = "shift"
     eval_bits: Any = 32
@@ -50,6 +58,15 @@ class Options:
             for mode, name, value in (("train", "bits", self.bits), ("eval", "eval_bits", self.eval_bits))
         }
         object.__setattr__(self, "_rules", MappingProxyType(rules))
+        if self.choose_every < 3:
+            raise OptionError(f"choose_every={self.choose_every!r}", remedy="give 3 steps or more")
+        if self.bytes_per_step is not None and not (self.bits == "auto" and self.bytes_per_step > 0):
+            raise OptionError(
+                f"bytes_per_step={self.bytes_per_step!r} with bits={self.bits!r}",
+                remedy='give a number above 0, together with bits="auto"',
+            )
+        if not self.relative_error > 0:
+            raise OptionError(f"relative_error={self.relative_error!r}", remedy="give a number above 0")
         if self.variant not in VARIANTS:
             raise OptionError(f"variant={self.variant!r}", remedy=f"choose one of {', '.join(VARIANTS)}")
         if self.gradients not in ("plain", "shift"):
@@ -69,6 +86,8 @@ class Options:
             mode: ``train`` or ``eval``.
             module: Path of the module that needs the rows.
         """
+        if mode == "train" and self.bits == "auto":
+            return ExchangeCoding(self._forward(8), self._backward(8), auto=True)
         forward, backward = 32, 32
         longest = -1
         for path, f, b in self._rules[mode]:
@@ -76,10 +95,14 @@ class Options:
                 forward, backward, longest = f, b, len(path)
         return ExchangeCoding(self._forward(forward), self._backward(backward))
 
+    def at_width(self, bits: int, backward: bool) -> Coding:
+        """The coding of one direction at another width."""
+        return self._backward(bits) if backward else self._forward(bits)
+
     def _backward(self, bits: int) -> Coding:
         if bits == 32:
             return EXACT
-        return Coding(bits, "stochastic", self.gradients if bits <= 4 else "plain")
+        return Coding(bits, "stochastic", self.gradients if bits <= 8 else "plain")
 
     def _forward(self, bits: int) -> Coding:
         if bits >= 16:
@@ -90,6 +113,8 @@ class Options:
 
 
 def _rules(name: str, value: Any) -> list[tuple[str, int, int]]:
+    if value == "auto" and name == "bits":
+        return []
     if not isinstance(value, Mapping):
         return [("", *_pair(name, value))]
     if set(value) <= {"forward", "backward"}:
