@@ -11,6 +11,7 @@ from torch import Tensor
 from sylvie_fx.ir.coding import Coding
 from sylvie_fx.kernels.codec import decode_peers, encode_peers
 from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
+from sylvie_fx.runtime.adaptive import Measure
 from sylvie_fx.runtime.exchange import Link
 
 
@@ -32,6 +33,8 @@ class Channel:
         places: int64: rows of the result for what arrives, peer after peer.
         sent: Reconstruction (or error) that the sender keeps; None until the first message, and for plain coding.
         received: Reconstruction that the receiver keeps.
+        measuring: Whether the next transfer measures what it sends.
+        measure: The last measurement.
     """
 
     coding: Coding
@@ -42,6 +45,8 @@ class Channel:
     places: Tensor
     sent: Tensor | None = None
     received: Tensor | None = None
+    measuring: bool = False
+    measure: Measure | None = None
 
     def transfer(self, values: Tensor, out: Tensor, link: Link, label: str, step: int, seed: int, *, add: bool) -> None:
         """Send rows of ``values`` and put what arrives into ``out``.
@@ -55,6 +60,9 @@ class Channel:
             seed: Of this site and direction.
             add: Add instead of write.
         """
+        if self.measuring:
+            reference = self.sent if self.coding.variant in ("difference", "shift") else None
+            self.measure = Measure.of(values.detach().index_select(0, self.rows), reference)
         if self.coding.variant == "shift":
             self._transfer_shifted(values, out, link, label, step, seed, add=add)
             return

@@ -11,9 +11,11 @@ from torch import Tensor, fx, nn
 
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.coding import EXACT
+from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
+from sylvie_fx.runtime.adaptive import WidthController
 from sylvie_fx.runtime.bind import Bound
-from sylvie_fx.runtime.coded_exchange import CodedHaloExchange, CodedHaloReduce, CodedLink
+from sylvie_fx.runtime.coded_exchange import Channel, CodedHaloExchange, CodedHaloReduce, CodedLink
 from sylvie_fx.runtime.exchange import apply, AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients
 from sylvie_fx.runtime.transport import Transport
 
@@ -26,7 +28,7 @@ class Machine:
         bound: Prologue results, plans and counts of this rank.
         transport: How ranks talk.
         device: Where the rows live.
-        seed: Seed of dropout masks.
+        options: The options of distribute().
         root: This rank's model, whose parameters and buffers are read; by default the one that was captured.
     """
 
@@ -36,15 +38,16 @@ class Machine:
         bound: Bound,
         transport: Transport,
         device: torch.device,
-        seed: int,
+        options: Options,
         root: nn.Module | None = None,
     ) -> None:
-        self.program, self.bound, self.transport, self.seed = program, bound, transport, seed
+        self.program, self.bound, self.transport, self.seed = program, bound, transport, options.seed
         self.links = {
             slot.number: Link.make(bound.plans[slot.number], transport, f"exchange {slot.number}", device)
             for slot in program.slots
         }  # fmt: skip
         self._sites = self._make_sites(device)
+        self._widths = self._controller(options)
         self._once: dict[int, tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor]] = {}
         self._inputs: tuple[Tensor, ...] = ()
         self._relayout = {
@@ -88,6 +91,23 @@ class Machine:
             )
         return sites
 
+    def _controller(self, options: Options) -> WidthController | None:
+        """The controller of adaptive widths, where any exchange has them."""
+        channels: list[tuple[Channel, bool]] = []
+        # Partial sums go forward on the way back of their exchange.
+        reducing = {n.args[3] for n in self.program.graph.nodes if n.target is ops.halo_reduce and len(n.args) > 3}
+        for site in sorted(self._sites):
+            if self.program.codings[site].auto:
+                coded = self._sites[site]
+                reduce = site in reducing
+                channels += [(coded.out, reduce), (coded.back, not reduce)]
+        return WidthController(channels, options, self.transport) if channels else None
+
+    @property
+    def codings(self) -> dict[int, tuple[str, str]]:
+        """The present codings of coded exchanges by site, towards the halo and back."""
+        return {site: (str(c.out.coding), str(c.back.coding)) for site, c in self._sites.items()}
+
     def run(self, inputs: Mapping[str, Tensor], step: int) -> list[Any]:
         """One forward pass.
 
@@ -100,6 +120,8 @@ class Machine:
         """
         self._step = step
         self._inputs = tuple(inputs.values())
+        if self._widths is not None:
+            self._widths.begin(step)
         values: dict[fx.Node, Any] = {}
         for node in self._nodes:
             if node.op == "placeholder":

@@ -33,7 +33,7 @@ def test_bits_and_variant_come_from_the_options() -> None:
     )
     assert (
         codings(compiled(model, *graph(2048), bits={"forward": 2, "backward": 8}))
-        == ["2-bit stochastic difference / 8-bit stochastic plain"] * 2
+        == ["2-bit stochastic difference / 8-bit stochastic shift"] * 2
     )
     by_module = compiled(model, *graph(2048), bits={"layers.1": 4, "": 32})
     assert codings(by_module) == ["exact", "4-bit stochastic difference / 4-bit stochastic shift"]
@@ -44,7 +44,7 @@ def test_eval_exchanges_exactly_unless_told_otherwise() -> None:
     assert codings(compiled(model, *graph(2048), bits=1), "eval") == ["exact", "exact"]
     assert (
         codings(compiled(model, *graph(2048), bits=1, eval_bits=8), "eval")
-        == ["8-bit stochastic difference / 8-bit stochastic plain"] * 2
+        == ["8-bit stochastic difference / 8-bit stochastic shift"] * 2
     )
 
 
