@@ -37,22 +37,21 @@ def _spmm(x: Tensor, src: Tensor, dst: Tensor, weight: Tensor | None, rows: int,
     return _scatter(messages, dst, rows, reduce)
 
 
-_GOLDEN, _MIX_A, _MIX_B, _LOW = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35, 0xFFFFFFFF
+def _signed(value: int) -> int:
+    """The 32 low bits of a number as int32 holds them."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
 
 
-def _mix(h: Tensor) -> Tensor:
-    """The murmur3 finaliser on 32-bit values that are held in int64 (products stay below 2^64, taken modulo 2^32)."""
-    h = (h ^ (h >> 16)) & _LOW
-    h = _multiply(h, _MIX_A)
-    h = (h ^ (h >> 13)) & _LOW
-    h = _multiply(h, _MIX_B)
-    return (h ^ (h >> 16)) & _LOW
+_GOLDEN, _MIX_A, _MIX_B = _signed(0x9E3779B9), _signed(0x85EBCA6B), _signed(0xC2B2AE35)
+_CHUNK = 1 << 16  # entries of a mask made at once, so that its passes stay in the cache
 
 
-def _multiply(h: Tensor, factor: int) -> Tensor:
-    # Split so that no intermediate product passes 2^63: the result modulo 2^32 is what the unsigned product gives.
-    low, high = h & 0xFFFF, h >> 16
-    return (low * factor + ((high * (factor & 0xFFFF) & 0xFFFF) << 16)) & _LOW
+def _mix_(h: Tensor) -> Tensor:
+    """The murmur3 finaliser in place on int32, whose products wrap; shifts are masked to be those of unsigned numbers."""
+    h.bitwise_xor_((h >> 16).bitwise_and_(0xFFFF)).mul_(_MIX_A)
+    h.bitwise_xor_((h >> 13).bitwise_and_(0x7FFFF)).mul_(_MIX_B)
+    return h.bitwise_xor_((h >> 16).bitwise_and_(0xFFFF))
 
 
 def keep_mask(keys: Tensor, columns: int, p: float, key: int) -> Tensor:
@@ -67,11 +66,16 @@ def keep_mask(keys: Tensor, columns: int, p: float, key: int) -> Tensor:
     Returns:
         bool ``[rows, columns]``, independent of how rows are spread over ranks.
     """
-    row = _mix((keys & _LOW) ^ _multiply((keys >> 32) & _LOW, _GOLDEN) ^ (key & _LOW))
-    row = _mix(row ^ ((key >> 32) & _LOW))
-    column = _multiply(torch.arange(columns, device=keys.device), _GOLDEN)
-    bits = _mix(row.unsqueeze(1) ^ column.unsqueeze(0))
-    return bits >= round(p * 4294967296.0)
+    row = _mix_(keys.to(torch.int32) ^ ((keys >> 32).to(torch.int32) * _GOLDEN) ^ _signed(key))
+    row = _mix_(row ^ _signed(key >> 32)).unsqueeze(1)
+    column = torch.arange(columns, dtype=torch.int32, device=keys.device) * _GOLDEN
+    threshold = min(round(p * 4294967296.0), 0xFFFFFFFF) - 2**31
+    mask = torch.empty(len(keys), columns, dtype=torch.bool, device=keys.device)
+    step = max(_CHUNK // max(columns, 1), 1) if keys.device.type == "cpu" else max(len(keys), 1)
+    for start in range(0, len(keys), step):
+        bits = _mix_(row[start : start + step] ^ column).bitwise_xor_(-(2**31))  # unsigned order as signed order
+        torch.ge(bits, threshold, out=mask[start : start + step])
+    return mask
 
 
 def _node_dropout(x: Tensor, keys: Tensor, p: float, site: int, dim: int = 0) -> Tensor:
@@ -94,7 +98,7 @@ def keyed_dropout(x: Tensor, keys: Tensor, p: float, key: int, dim: int = 0) -> 
     columns = moved[0].numel() if moved.shape[0] else 1
     mask = keep_mask(keys, max(columns, 1), p, key)
     mask = mask.view(moved.shape) if moved.numel() else mask.new_zeros(moved.shape)
-    return x * (mask.to(x.dtype) / (1.0 - p)).movedim(0, dim)
+    return x * mask.to(x.dtype).mul_(1.0 / (1.0 - p)).movedim(0, dim)
 
 
 def check(condition: Tensor | bool, decided: str, where: str) -> None:
