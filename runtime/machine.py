@@ -14,6 +14,7 @@ from sylvie_fx.ir.coding import EXACT
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
 from sylvie_fx.runtime.adaptive import WidthController
+from sylvie_fx.runtime.aggregation import Aggregations
 from sylvie_fx.runtime.bind import Bound
 from sylvie_fx.runtime.coded_exchange import Channel, CodedHaloExchange, CodedHaloReduce, CodedLink
 from sylvie_fx.runtime.exchange import apply, AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients
@@ -54,6 +55,7 @@ class Machine:
             n: link.plan.local_index.to(device) for n, link in self.links.items() if program.slots[n].kind == "relayout"
         }
         self._root = root
+        self.aggregations = Aggregations()
         self._nodes = list(program.graph.nodes)
         self._last_use = _last_uses(program.graph)
         self._step = 0
@@ -132,7 +134,10 @@ class Machine:
                 return list(_lookup(node.args[0], values))
             else:
                 args, kwargs = _lookup(node.args, values), _lookup(node.kwargs, values)
-                values[node] = self._crossing.get(node.target, node.target)(*args, **kwargs)  # type: ignore[arg-type,operator]
+                if node.target is ops.spmm or node.target is ops.scatter:
+                    values[node] = self.aggregations.run(node, args)
+                else:
+                    values[node] = self._crossing.get(node.target, node.target)(*args, **kwargs)  # type: ignore[arg-type,operator]
             for used in self._last_use.get(node, ()):
                 values.pop(used, None)
         raise AssertionError("a program ends with an output")
