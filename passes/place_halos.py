@@ -81,7 +81,9 @@ class _Cut:
         """Exchanges whose values are computed from common ones are cut together."""
         found: list[tuple[set[fx.Node], list[fx.Node]]] = []
         for node in exchanges:
-            region, members = set(self._region([node.args[0]])), [node]  # type: ignore[list-item]
+            # Graph-only values are read by all layers, and cost nothing: they tie no exchanges together.
+            region = {n for n in self._region([node.args[0]]) if self._can_cross(n)}  # type: ignore[list-item]
+            members = [node]
             apart = []
             for other, theirs in found:
                 if region.isdisjoint(other):

@@ -15,11 +15,13 @@ from rich.table import Table
 
 import sylvie_fx
 from sylvie_fx import bench, doctor
+from sylvie_fx.explain_script import explain_script
 from sylvie_fx.graphs.book import partition
 from sylvie_fx.graphs.datasets import available, load_npz
-from sylvie_fx.ir.errors import OptionError, PartitionError, SylvieError
+from sylvie_fx.ir.errors import PartitionError, SylvieError
 from sylvie_fx.runtime.launch import Launch, LaunchResult, launch
 from sylvie_fx.script import load_script
+from sylvie_fx.verify import verify
 
 _COLOURS = {doctor.State.OK: "green", doctor.State.ABSENT: "yellow", doctor.State.BROKEN: "red"}
 
@@ -78,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     explain = _command(commands, "explain", _explain, "show what a script's build() would exchange")
     explain.add_argument("script", type=Path)
     explain.add_argument("--parts", type=int, default=2)
+    explain.add_argument("--bits", type=_bits, default=32, help="1, 2, 4, 8, 16, 32 or auto")
+    explain.add_argument("--program", action="store_true", help="print the rewritten program too")
 
     measure = _command(commands, "bench", _bench, "measure the wire between local processes")
     _launch_options(measure)
@@ -164,22 +168,18 @@ def _read_edges(graph: str) -> tuple[torch.Tensor, int | None]:
 
 def _verify(options: argparse.Namespace) -> int:
     script = load_script(options.script)
-    report = _of_the_package("verify")(script.model, *script.data, parts=options.parts, loss=script.loss)
+    report = verify(script.model, *script.data, parts=options.parts, loss=script.loss)
     print(report)
     return 0 if report.exact else 1
 
 
 def _explain(options: argparse.Namespace) -> int:
-    print(_of_the_package("explain_script")(options.script, parts=options.parts))
+    print(explain_script(options.script, parts=options.parts, bits=options.bits, program=options.program))
     return 0
 
 
-def _of_the_package(name: str) -> Callable[..., Any]:
-    """A public function that is looked up when it is called for, so that the other commands start without it."""
-    found = getattr(sylvie_fx, name, None)
-    if not callable(found):
-        raise OptionError(f"this version of sylvie_fx has no {name}()")
-    return found  # type: ignore[no-any-return]
+def _bits(text: str) -> int | str:
+    return text if text == "auto" else int(text)
 
 
 def _bench(options: argparse.Namespace) -> int:
