@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", help="names of data sets")
     parser.add_argument("--models", nargs="*", default=["GCN", "SAGE", "GAT", "GIN"])
     parser.add_argument("--parts", nargs="*", default=["4 metis", "8 metis", "8 random"])
-    parser.add_argument("--codes", nargs="*", default=["1 difference"])
+    parser.add_argument("--codes", nargs="*", default=["1 shift"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.quick:

@@ -11,7 +11,7 @@ from sylvie_fx.ir.coding import EXACT, Coding, ExchangeCoding
 from sylvie_fx.ir.errors import OptionError
 
 BITS = (1, 2, 4, 8, 16, 32)
-VARIANTS = ("plain", "difference", "feedback")
+VARIANTS = ("plain", "shift", "difference", "feedback")
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ class Options:
         relative_error: For ``bits="auto"`` without a budget: the error that the coding may add to the rows of an exchange,
             relative to their norm.
         choose_every: For ``bits="auto"``: steps between two choices.
-        variant: What is coded forward: ``plain`` rows, their ``difference`` to the last reconstruction, which keeps the
-            training loss at float32's (docs/accuracy.md), or ``feedback`` of the last error (Seide et al., 2014).
-        gradients: What is coded backward, always with unbiased rounding: ``plain`` gradients, or their difference to a
-            ``shift`` that both ends move (DIANA, Mishchenko et al., 2019), which takes most of the noise away.
+        variant: What is coded forward: ``plain`` rows; their difference to a ``shift`` that both ends move slowly (DIANA,
+            Mishchenko et al., 2019), unbiased and with little noise; the ``difference`` to the last reconstruction, best
+            for rows that move smoothly, but biased at one bit, and misled by dropout in front of the exchange; or
+            ``feedback`` of the last error (Seide et al., 2014). Compared in docs/design.md.
+        gradients: What is coded backward: ``plain`` or ``shift``, both unbiased.
         eval_bits: As ``bits``, for programs captured in eval mode.
         staleness: How many steps old a halo row may be; 0 is synchronous.
         seed: Seed of dropout masks and of stochastic rounding; the same on every rank.
@@ -44,7 +45,7 @@ class Options:
     bytes_per_step: float | None = None
     relative_error: float = 0.3
     choose_every: int = 50
-    variant: str = "difference"
+    variant: str = "shift"
     gradients: str = "shift"
     eval_bits: Any = 32
     staleness: int = 0
@@ -108,7 +109,7 @@ class Options:
         if bits >= 16:
             return Coding(bits, "nearest") if bits == 16 else EXACT
         # With a state at both ends, stochastic rounding at one bit diverges: its error is several times the signal.
-        rounding = "nearest" if bits == 1 and self.variant != "plain" else "stochastic"
+        rounding = "nearest" if bits == 1 and self.variant in ("difference", "feedback") else "stochastic"
         return Coding(bits, rounding, self.variant)
 
 

@@ -26,17 +26,17 @@ def codings(net: sylvie_fx.DistributedModule, mode: str = "train") -> list[str]:
 def test_bits_and_variant_come_from_the_options() -> None:
     model = Stack(Sum(2048, 8), Sum(8, 4))
     assert codings(compiled(model, *graph(2048))) == ["exact", "exact"]
-    assert codings(compiled(model, *graph(2048), bits=1)) == ["1-bit nearest difference / 1-bit stochastic shift"] * 2
+    assert codings(compiled(model, *graph(2048), bits=1)) == ["1-bit stochastic shift"] * 2
     assert (
         codings(compiled(model, *graph(2048), bits=1, variant="plain", gradients="plain"))
         == ["1-bit stochastic plain"] * 2
     )
     assert (
         codings(compiled(model, *graph(2048), bits={"forward": 2, "backward": 8}))
-        == ["2-bit stochastic difference / 8-bit stochastic shift"] * 2
+        == ["2-bit stochastic shift / 8-bit stochastic shift"] * 2
     )
     by_module = compiled(model, *graph(2048), bits={"layers.1": 4, "": 32})
-    assert codings(by_module) == ["exact", "4-bit stochastic difference / 4-bit stochastic shift"]
+    assert codings(by_module) == ["exact", "4-bit stochastic shift"]
 
 
 def test_eval_exchanges_exactly_unless_told_otherwise() -> None:
@@ -44,7 +44,7 @@ def test_eval_exchanges_exactly_unless_told_otherwise() -> None:
     assert codings(compiled(model, *graph(2048), bits=1), "eval") == ["exact", "exact"]
     assert (
         codings(compiled(model, *graph(2048), bits=1, eval_bits=8), "eval")
-        == ["8-bit stochastic difference / 8-bit stochastic shift"] * 2
+        == ["8-bit stochastic shift"] * 2
     )
 
 
