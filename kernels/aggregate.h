@@ -36,9 +36,9 @@ struct ExtremeCall { // out[r] = the largest (smallest) message of the row, zero
     const void* x;      // T [., H, D]
     const void* weight; // T [edges, H] or null
     void* out;          // T [rows, H, D]
-    void* ties;         // T [rows, H, D] how many messages are equal to it
+    void* ties;         // T [rows, H, D] how many messages are equal to it, or null
     int64_t heads, dim;
-    int32_t smallest;
+    int32_t smallest; // 0 or 1
     int32_t reserved;
 };
 
