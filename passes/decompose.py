@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -95,8 +96,14 @@ def _inline(node: fx.Node) -> bool:
             return False
         elif inner.op == "output":
             result = inner.args[0]
-            if not isinstance(result, fx.Node):
+            if isinstance(result, fx.Node):
+                node.replace_all_uses_with(values[result])
+                continue
+            users = list(node.users)
+            if any(user.target is not operator.getitem for user in users):
                 return False
-            node.replace_all_uses_with(values[result])
+            for user in users:
+                user.replace_all_uses_with(values[result[user.args[1]]])
+                node.graph.erase_node(user)
     node.graph.erase_node(node)
     return True

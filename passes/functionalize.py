@@ -160,4 +160,4 @@ def _write_back(builder: Builder, view: fx.Node, base: fx.Node, value: fx.Node) 
         return builder.call(aten.permute.default, value, [order.index(i) for i in range(len(order))])
     if op is aten.expand.default:
         raise refuse(view, "an expanded tensor is written in place", "several entries share one memory cell", "clone it before writing")
-    return builder.call(aten.view_as.default, value, base)
+    return builder.call(aten.reshape_as.default, value, base)

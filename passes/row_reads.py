@@ -79,16 +79,39 @@ def _index(program: Program, node: fx.Node) -> None:
     assert isinstance(source, fx.Node)
     assert isinstance(indices, (list, tuple))
     used = [(d, i) for d, i in enumerate(indices) if isinstance(i, fx.Node)]
-    rows = [d for d, _ in used if is_row_dim(program, source, d)]
+    rows = [d for d, i in used if is_row_dim(program, source, d) or _is_wide(i)]
     if not rows:
         return
     index = used[0][1]
-    if len(used) == 1:
+    if len(used) == 1 and _is_wide(index):
+        _by_wide_mask(program, node, source, index, used[0][0])
+    elif len(used) == 1:
         if index.meta["val"].dtype == torch.bool:
             index = positions(node, index, rows[0])
         _gather(program, node, source, index, rows[0])
     elif len(used) == len(shape(source)) == 2 and rows == [0]:
         _entry_of_each_row(node, source, *(i for _, i in used))
+
+
+def _is_wide(index: fx.Node) -> bool:
+    return index.meta["val"].dtype == torch.bool and len(shape(index)) > 1
+
+
+def _by_wide_mask(program: Program, node: fx.Node, source: fx.Node, mask: fx.Node, first: int) -> None:
+    """``x[mask]`` with a mask ``[1, rows]``: the other dimensions of the mask have size one and go."""
+    flat = [d for d, s in enumerate(shape(mask)) if s == 1]
+    if len(flat) != len(shape(mask)) - 1:
+        return
+    builder = Builder(node)
+    row = first + next(d for d in range(len(shape(mask))) if d not in flat)
+    if not is_row_dim(program, source, row):
+        return
+    thin = builder.call(aten.squeeze.dims, mask, flat)
+    meta(thin).static = meta(mask).static
+    index = positions(node, thin, first)
+    read = read_rows(builder, builder.call(aten.squeeze.dims, source, [first + d for d in flat]), index, first)
+    read.meta["val"] = node.meta["val"]
+    replace(node, read)
 
 
 def _entry_of_each_row(node: fx.Node, source: fx.Node, rows: fx.Node, columns: fx.Node) -> None:

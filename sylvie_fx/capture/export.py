@@ -10,6 +10,7 @@ import contextlib
 import io
 import logging
 import operator
+import re
 import sys
 import traceback
 import warnings
@@ -23,10 +24,12 @@ from torch.utils import _pytree as pytree
 
 from sylvie_fx.capture.decisions import Decision, Replaying, record
 from sylvie_fx.capture.sparse import patched_sparse
-from sylvie_fx.ir.errors import CaptureError, SylvieError
+from sylvie_fx.capture.spellings import Spellings
+from sylvie_fx.ir.errors import BranchError, CaptureError, SylvieError
 from sylvie_fx.ir.placement import NODES, Rows
-from sylvie_fx.ir.program import Input, Program, meta, user_line
+from sylvie_fx.ir.program import Input, Program, meta
 from sylvie_fx.ir.rules import expression
+from sylvie_fx.ir.source import user_line
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ class Captured:
         tensor_leaves: Which leaves are tensors.
         tree: Structure of the result.
         decided: Python branches were decided on the samples; the program checks on the real graph that they hold.
+        least: Rows that every space must have for the program to be valid.
     """
 
     program: Program
@@ -56,6 +60,7 @@ class Captured:
     tensor_leaves: tuple[bool, ...]
     tree: pytree.TreeSpec
     decided: bool = False
+    least: int = 2
 
 
 class _Wrapper(nn.Module):
@@ -72,7 +77,7 @@ class _Wrapper(nn.Module):
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         args, kwargs = self._rebuild(tensors)
         replaying = contextlib.nullcontext() if self.decisions is None else Replaying(self.decisions)
-        with patched_sparse(), replaying:
+        with Spellings(), patched_sparse(), replaying:
             leaves, tree = pytree.tree_flatten(self._call(self.model, args, kwargs))
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, int, float, str, bool, type(None))):
@@ -102,17 +107,14 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
     results: list[tuple[tuple[Any, ...], tuple[bool, ...], pytree.TreeSpec]] = []
     wrapper = _Wrapper(model, rebuild, call, results.append)
     wrapper.training = model.training
-    dims: dict[str, Any] = {}
-    specs = []
-    for item in inputs:
-        if isinstance(item.rows, Rows):
-            dim = dims.setdefault(item.rows.space, torch.export.Dim(_symbol(item.rows.space, len(dims)), min=2, max=_MOST.get(item.rows.space, 2**40)))
-            specs.append({item.rows.dim: dim})
-        else:
-            specs.append(None)
     if decide:
         wrapper.decisions = _decide(wrapper, samples)
-    exported = _export(wrapper, list(samples), specs)
+    least = 2
+    try:
+        exported = _export(wrapper, list(samples), _dynamic(inputs, least))
+    except _TooFewRows:
+        least = _ENOUGH
+        exported = _export(wrapper, list(samples), _dynamic(inputs, least))
     module = exported.module(check_guards=False)
     _strip(module, keep_checks=wrapper.decisions is not None)
     _name_inputs(module, inputs)
@@ -130,11 +132,31 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
     program = Program(module, list(inputs), sizes, "train" if model.training else "eval")
     for node in program.graph.nodes:
         meta(node)
-    return Captured(program, *results[-1], decided=wrapper.decisions is not None)
+    return Captured(program, *results[-1], decided=wrapper.decisions is not None, least=least)
 
 
+class _TooFewRows(Exception):
+    """The forward pass is the same for all sizes only above a number of rows (``x[1:]`` and ``x[:-1]`` meet, say)."""
+
+
+_ENOUGH = 16
 _MOST = {NODES: 2**31}
 # Bounded, so that models that check sizes against the range of an index are captured.
+
+
+def _dynamic(inputs: Sequence[Input], least: int) -> list[Any]:
+    """The dynamic dimension of each input that has rows."""
+    dims: dict[str, Any] = {}
+    specs: list[Any] = []
+    for item in inputs:
+        if isinstance(item.rows, Rows):
+            space = item.rows.space
+            if space not in dims:
+                dims[space] = torch.export.Dim(_symbol(space, len(dims)), min=least, max=_MOST.get(space, 2**40))
+            specs.append({item.rows.dim: dims[space]})
+        else:
+            specs.append(None)
+    return specs
 
 
 def _symbol(space: str, index: int) -> str:
@@ -155,15 +177,22 @@ def _export(wrapper: _Wrapper, samples: list[Tensor], specs: list[Any]) -> Any:
         own = _own_error(error)
         if own is not None:
             raise own from error
+        if "in the specified range" in str(error) and "min=" in str(error) and f"min={_ENOUGH}" not in str(error):
+            raise _TooFewRows from error
         if _data_dependent(error) and wrapper.decisions is None:
             failure = error
         else:
             raise explain_failure(error) from error
     try:
         wrapper.decisions = _decide(wrapper, samples)
+    except SylvieError:
+        raise
     except Exception as error:
-        log.debug("the eager run that decides branches failed", exc_info=error)
-        raise explain_failure(failure) from failure
+        # The sample may lack what the model needs (sorted edges, say): the caller may try the whole graph instead.
+        raise BranchError(
+            f"the forward pass raises {type(error).__name__}: {_first_line(error)}", where=_line_of(error),
+            why="it branches on the graph, and was run on a sample of it to decide the branches",
+        ) from failure  # fmt: skip
     return _export(wrapper, samples, specs)
 
 
@@ -179,23 +208,34 @@ def _own_error(error: BaseException | None) -> SylvieError | None:
     return None
 
 
+def _line_of(error: Exception) -> str | None:
+    return user_line("".join(traceback.format_tb(error.__traceback__))) or None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]
+
+
 def explain_failure(error: Exception) -> CaptureError:
     """What stopped torch.export, as a sentence with the user's line."""
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    what = f"the forward pass can not be captured: {type(error).__name__}: {text[0][:300]}"
-    where = user_line(frames) or None
+    what = f"the forward pass can not be captured: {type(error).__name__}: {_first_line(error)}"
+    where = _line_of(error)
     if _data_dependent(error):
         return CaptureError(
             what, where=where, why="a Python branch or number depends on values that are known only when the program runs",
             remedy="express the branch with tensor operations (torch.where), or move it out of forward",
         )  # fmt: skip
-    if "Constraints violated" in text[0]:
-        details = " ".join(line.strip(" -") for line in text[1:4])
+    fixed = re.search(r"marked (\w+) as dynamic but your code specialized it to be a constant", str(error))
+    if fixed is not None:
         return CaptureError(
-            f"a size of the graph becomes a fixed number in the forward pass: {details[:300]}", where=where,
-            why="the model compares it with a fixed number, or mixes rows of the graph with a tensor of fixed length",
-            remedy="compute sizes from the graph that is passed in",
+            f"the number of {fixed[1]} becomes a fixed number in the forward pass",
+            why="the model compares it with a fixed number, loops over it, or mixes rows of the graph with a tensor of fixed length",
+            remedy="compute sizes from the graph that is passed in, and use tensor operations over all rows",
+        )  # fmt: skip
+    if re.search(r"SymInt|\b[su]\d+\b", str(error)):
+        return CaptureError(
+            what, where=where, why="sizes of the graph are symbols while the model is captured, so that the program fits any graph",
+            remedy="compute with sizes as with any number, and let no shape fit one graph only",
         )  # fmt: skip
     return CaptureError(what, where=where)
 
@@ -277,6 +317,10 @@ def _mutates(node: fx.Node) -> bool:
 
 
 def _name_inputs(module: fx.GraphModule, inputs: Sequence[Input]) -> None:
+    names = {item.name for item in inputs}
+    for node in module.graph.nodes:
+        if node.name in names:
+            node._rename(f"{node.name}_value")
     for node, item in zip(placeholders(module.graph), inputs, strict=True):
-        node.name = item.name
+        node._rename(item.name)
         node.target = item.name

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sylvie_fx.capture.sparse_layout import Entries, Order, final_order
 from sylvie_fx.ir.errors import CaptureError
-from sylvie_fx.ir.program import user_line
+from sylvie_fx.ir.source import user_line
 
 Handler = Callable[..., Any]
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)

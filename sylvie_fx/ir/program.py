@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +13,10 @@ from torch import fx
 from sylvie_fx.ir.coding import ExchangeCoding
 from sylvie_fx.ir.placement import NODES, REPLICATED, Component, Layout, Placement, Rows
 from sylvie_fx.ir.rules import expression, shape_of
+from sylvie_fx.ir.source import user_line
 
 KEY = "sylvie"
 """The one key of ``node.meta`` under which :class:`Meta` lives."""
-
-_OURS = re.compile(r"[/\\](torch|torch_geometric|dgl|sylvie_fx)[/\\]")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 @dataclass
@@ -232,13 +229,6 @@ def placement(node: fx.Node) -> Placement:
     """Placement of a single-result node; replicated where nothing else is known."""
     place = meta(node).placement
     return place if isinstance(place, Rows) else REPLICATED
-
-
-def user_line(trace: str | None) -> str:
-    """The innermost ``file:line`` of a captured stack that is neither a framework's nor ours."""
-    frames = _FRAME.findall(trace or "")
-    own = [f for f in frames if not _OURS.search(f[0])] or frames
-    return f"{own[-1][0]}:{own[-1][1]}" if own else ""
 
 
 def _module_path(node: fx.Node) -> str:

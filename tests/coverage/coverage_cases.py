@@ -22,6 +22,7 @@ class Case:
         build: Makes the module and what it is called with.
         refusal: A part of the message with which it is refused; None where it must be exact.
         steps: Training steps that are compared.
+        tolerance: Where one device differs from itself when edges are permuted: by how much.
     """
 
     framework: str
@@ -29,6 +30,7 @@ class Case:
     build: Callable[[], tuple[nn.Module, tuple[Any, ...]]]
     refusal: str | None = None
     steps: int = 1
+    tolerance: float | None = None
 
     def __str__(self) -> str:
         return f"{self.framework}-{self.name}".replace(" ", "-")

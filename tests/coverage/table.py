@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import re
 import sys
 import time
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import torch
 from coverage_cases import Case
+from coverage_text import document, shorten
 
 import sylvie_fx
 from sylvie_fx.ir.errors import SylvieError
@@ -52,11 +52,17 @@ def attempt(case: Case) -> Row:
     try:
         model, data = case.build()
         model = model.double().train()
-        report = sylvie_fx.verify(model, *data, parts=PARTS, partition="random", steps=case.steps, optimizer=lambda p: torch.optim.SGD(p, 0.05))
+        report = sylvie_fx.verify(
+            model, *data, parts=PARTS, partition="random", steps=case.steps, tolerance=case.tolerance,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, 0.05),
+        )  # fmt: skip
         if report.refused is not None:
             status, text = "refused", report.refused
         elif report.exact:
-            status, text = "exact", f"{report.largest:.0e}"
+            status, text = (
+                "exact",
+                f"{report.largest:.0e}" + (f" (tolerance {case.tolerance})" if case.tolerance else ""),
+            )
         else:
             worst = max(report.per_tensor, key=lambda k: report.per_tensor[k])
             status, text = "fails", f"{worst} differs by {report.largest:.1e}"
@@ -66,12 +72,6 @@ def attempt(case: Case) -> Row:
     finally:
         torch.set_default_dtype(default)
     return Row(case, status, text, time.perf_counter() - start)
-
-
-def shorten(text: str) -> str:
-    """The first line, without the folders of source files."""
-    line = (text.strip().splitlines() or [""])[0]
-    return re.sub(r"[\w./-]*/(?=[\w-]+\.py)", "", line)[:400]
 
 
 def main() -> int:
@@ -88,13 +88,11 @@ def main() -> int:
         row = attempt(case)
         rows.append(row)
         if not options.failures or row.status != "exact":
-            sys.stdout.write(f"{row.status:<8} {row.seconds:5.1f} s  {row.case}  {shorten(row.text)}\n")
+            sys.stdout.write(f"{row.status:<8} {row.seconds:5.1f} s  {row.case}  {shorten(row.text)[:400]}\n")
             sys.stdout.flush()
     counted = {s: sum(r.status == s for r in rows) for s in ("exact", "refused", "fails")}
     sys.stdout.write(f"{counted}\n")
     if not options.filter:
-        from coverage_text import document
-
         path = Path(__file__).resolve().parents[2] / "docs" / "coverage.md"
         path.write_text(document(rows), encoding="utf-8")
     return 1 if counted["fails"] else 0
