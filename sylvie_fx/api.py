@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import sylvie_fx.node_functions  # noqa: F401  what a NodeTensor answers
 from sylvie_fx.capture.held import HeldGraph, find_held, replaced
 from sylvie_fx.capture.inputs import FlatCall, flatten_call
-from sylvie_fx.engine import Compiled, Engine, Leaf, ProgramCache, Sharding
-from sylvie_fx.graphs.sharded import ShardedGraph, Space
+from sylvie_fx.engine import Compiled, Engine, ProgramCache
 from sylvie_fx.ir.errors import CaptureError, OptionError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
+from sylvie_fx.leaves import Leaf, Sharding
 from sylvie_fx.node_tensor import leaf_of, node_tensor
 from sylvie_fx.passes.manager import PassManager, Snapshot
 from sylvie_fx.passes.pipeline import default_passes
 from sylvie_fx.runtime.process_group import default_transport
 from sylvie_fx.runtime.transport import Transport
-
 
 _HELD = "_held_graphs"
 
@@ -34,8 +34,8 @@ def distribute(
 ) -> DistributedModule:
     """Distribute a full-graph GNN over the ranks of the process group, without editing it.
 
-    Nothing is traced yet: the model is captured when the first call has shown the kinds of its inputs. Without a process
-    group, and without torchrun's variables in the environment, there is one rank.
+    Nothing is traced yet: the model is captured when the first call has shown the kinds of its inputs. Without a
+    process group, and without torchrun's variables in the environment, there is one rank.
 
     Args:
         model: The unmodified module.
@@ -52,8 +52,9 @@ def distribute(
         chosen = Options(**options)
     except TypeError:
         unknown = sorted(set(options) - set(Options.__dataclass_fields__))
-        raise OptionError(f"unknown option {', '.join(unknown)}",
-                          remedy=f"choose from {', '.join(Options.__dataclass_fields__)}") from None  # fmt: skip
+        raise OptionError(
+            f"unknown option {', '.join(unknown)}", remedy=f"choose from {', '.join(Options.__dataclass_fields__)}"
+        ) from None
     return DistributedModule(model, chosen, passes or default_passes(), transport or default_transport(chosen.timeout))
 
 
@@ -64,7 +65,12 @@ class DistributedModule(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, options: Options, passes: PassManager, transport: Transport, cache: ProgramCache | None = None
+        self,
+        model: nn.Module,
+        options: Options,
+        passes: PassManager,
+        transport: Transport,
+        cache: ProgramCache | None = None,
     ) -> None:
         super().__init__()
         self.module = model
@@ -116,8 +122,8 @@ class DistributedModule(nn.Module):
         call, leaves = self._flatten(args, kwargs)
         graph_engine = self._engine
 
-        def wrap(value: Tensor, graph: ShardedGraph, space: Space, dim: int) -> Tensor:
-            return node_tensor(value, Sharding(graph, space, dim), graph_engine)
+        def wrap(value: Tensor, sharding: Sharding) -> Tensor:
+            return node_tensor(value, sharding, graph_engine)
 
         key = ("model", self._mode_key())
         step = self._step
@@ -144,24 +150,28 @@ class DistributedModule(nn.Module):
         if self.held:
             missing = [str(h) for h in self.held if id(h.value) not in self._sharded_held]
             if missing:
-                raise CaptureError(f"{', '.join(missing)} holds a graph that is not sharded",
-                                   remedy="call data = model.shard(...) on the node data first: it shards the held graph too")  # fmt: skip
+                raise CaptureError(
+                    f"{', '.join(missing)} holds a graph that is not sharded",
+                    remedy="call data = model.shard(...) on the node data first: it shards the held graph too",
+                )
             kwargs = {**kwargs, _HELD: [self._sharded_held[id(h.value)] for h in self.held]}
         call = flatten_call(args, kwargs, frontends())
         leaves = [leaf_of(path, value) for path, value in call.leaves]
         if not any(leaf.sharding for leaf in leaves):
             raise CaptureError(
-                "the model was called with data that is not sharded", why="every rank would compute on the whole graph",
+                "the model was called with data that is not sharded",
+                why="every rank would compute on the whole graph",
                 remedy="pass what model.shard(...) returned",
-            )  # fmt: skip
+            )
         graph = next(leaf.sharding.graph for leaf in leaves if leaf.sharding)
         for leaf in leaves:
             if leaf.sharding is None and graph.num_nodes in leaf.local.shape and graph.num_nodes > 1:
                 raise CaptureError(
-                    f"{leaf.path} has shape {tuple(leaf.local.shape)}: a row for each of the {graph.num_nodes} nodes, but it is not sharded",
+                    f"{leaf.path} has shape {tuple(leaf.local.shape)}: a row for each of the {graph.num_nodes} nodes, "
+                    "but it is not sharded",
                     why="ranks hold their own rows of the other arguments",
                     remedy="pass it through model.shard(...) together with the graph",
-                )  # fmt: skip
+                )
         return call, leaves
 
     def _mode_key(self) -> Any:
@@ -201,7 +211,7 @@ class DistributedModule(nn.Module):
         bound = next((b for p, b in self._engine.bound() if p is compiled.program), None)
         return explain(compiled.program, bound, self.options)
 
-    # --- the original module's names -----------------------------------------------------------------------------------
+    # --- the original module's names -----------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The original module's state under its original keys."""
@@ -211,11 +221,15 @@ class DistributedModule(nn.Module):
         """Load into the original module."""
         return self.module.load_state_dict(state_dict, strict, assign)
 
-    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
         """The original parameters under their original names."""
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
-    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
         """The original buffers under their original names."""
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 

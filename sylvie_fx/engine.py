@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +21,20 @@ from sylvie_fx.capture.inputs import FlatCall
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
 from sylvie_fx.ir.errors import BranchError, CaptureError
 from sylvie_fx.ir.options import Options
-from sylvie_fx.ir.placement import REPLICATED, Placement, Rows
+from sylvie_fx.ir.placement import Rows
 from sylvie_fx.ir.program import Input, Program, meta
+from sylvie_fx.leaves import (
+    Leaf,
+    Sharding,
+    entry_placement,
+    graph_of,
+    is_static,
+    leaf_key,
+    names_of,
+    sample_of,
+    spaces_of,
+    unique_name,
+)
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.manager import PassManager, Snapshot
 from sylvie_fx.runtime.bind import Binder, Bound, run_prologue
@@ -31,33 +46,8 @@ log = logging.getLogger(__name__)
 SAMPLE_SIZES = (307, 1409, 211, 89, 67, 53, 43, 37, 29, 23)
 """Rows of each space in a capture: primes, so that a product or sum of sizes is not taken for another size."""
 
-
-@dataclass(eq=False)
-class Sharding:
-    """What a sharded tensor is part of.
-
-    Attributes:
-        graph: The sharded graph.
-        space: The space whose rows it holds.
-        dim: The dimension that carries them.
-        whole: The global tensor, where it is part of the graph's structure (indices, masks, types, fixed edge data).
-        index: The values name nodes.
-    """
-
-    graph: ShardedGraph
-    space: Space
-    dim: int = 0
-    whole: Tensor | None = None
-    index: bool = False
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One tensor of a call: this rank's rows, and what they are rows of (None: the same on every rank)."""
-
-    path: str
-    local: Tensor
-    sharding: Sharding | None
+MOST_BINDINGS = 128
+"""Programs bound to data that are kept; a script that makes masks anew in every step would bind without end."""
 
 
 @dataclass(eq=False)
@@ -76,8 +66,8 @@ class ProgramCache:
 
     Attributes:
         programs: By the call's signature.
-        fitted: Where Python branches were decided in the capture: by signature and graph, the program whose decisions hold
-            on that graph, and the tensors whose identity is part of the key.
+        fitted: Where Python branches were decided in the capture: by signature and graph, the program whose decisions
+            hold on that graph, and the tensors whose identity is part of the key.
     """
 
     programs: dict[Hashable, Compiled] = field(default_factory=dict)
@@ -88,8 +78,9 @@ class ProgramCache:
 @dataclass(eq=False)
 class _Binding:
     machine: Machine
-    spaces: list[Space | None]
-    kept: list[Tensor]
+    results: list[Sharding | None]
+    static: list[Tensor]  # these two are kept since their identity is part of the binding's key
+    spaces: list[Space]
 
 
 class Engine:
@@ -102,13 +93,18 @@ class Engine:
         cache: Shared programs.
     """
 
-    def __init__(self, transport: Transport, options: Options, passes: PassManager, cache: ProgramCache | None = None) -> None:
+    def __init__(
+        self, transport: Transport, options: Options, passes: PassManager, cache: ProgramCache | None = None
+    ) -> None:
         self.transport, self.options, self.passes = transport, options, passes
         self.cache = cache or ProgramCache()
         self.call: Call = plain_call
-        self._bindings: dict[Hashable, _Binding] = {}
+        self.draws = itertools.count()
+        self._bindings: OrderedDict[Hashable, _Binding] = OrderedDict()
 
-    def compile(self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, key: Hashable) -> tuple[Compiled, Hashable]:
+    def compile(
+        self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, key: Hashable
+    ) -> tuple[Compiled, Hashable]:
         """The program for a call, captured and rewritten on first use.
 
         Args:
@@ -121,53 +117,97 @@ class Engine:
             CaptureError: It can not be captured.
             PassError: It can not be distributed exactly.
         """
-        spaces = _spaces(leaves)
-        signature = (key, call.key, tuple(_leaf_key(leaf) for leaf in leaves))
+        spaces = spaces_of(leaves)
+        names = names_of(spaces)
+        signature = (key, call.key, tuple(leaf_key(leaf, names) for leaf in leaves))
         with self.cache.lock:
             found = self.cache.programs.get(signature)
             if found is None:
-                found = self._compile(module, leaves, call, spaces)
+                with contextlib.suppress(BranchError):  # the sample is no graph for this model
+                    found = self._compile(module, leaves, call, spaces)
+                # Outside of the handler, so that what fails now is not taken to be caused by that.
+                found = found or self._compile(module, leaves, call, spaces, whole_graph=True)
                 self.cache.programs[signature] = found
-        return self._fit(module, leaves, call, spaces, found, signature) if found.captured.decided else (found, signature)
+        for space in spaces:
+            if space.rows < found.captured.least > 2:
+                raise CaptureError(
+                    f"the graph has {space.rows} rows of {space.name}",
+                    why=f"this model is captured for {found.captured.least} or more",
+                    remedy="use a larger graph, or one process",
+                )
+        return (
+            self._fit(module, leaves, call, spaces, found, signature) if found.captured.decided else (found, signature)
+        )
 
-    def _fit(self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, spaces: list[Space], found: Compiled,
-             signature: Hashable) -> tuple[Compiled, Hashable]:  # fmt: skip
+    def _fit(
+        self,
+        module: nn.Module,
+        leaves: Sequence[Leaf],
+        call: FlatCall,
+        spaces: list[Space],
+        found: Compiled,
+        signature: Hashable,
+    ) -> tuple[Compiled, Hashable]:
         """The program whose decided branches hold on the real graph: the one at hand, or one captured on that graph."""
         whole = _whole(found.program, leaves, spaces)
-        given = [leaf.sharding.whole for leaf in leaves if is_static(leaf) and leaf.sharding and leaf.sharding.whole is not None]
-        key = (signature, tuple((t.data_ptr(), t._version, tuple(t.shape)) for t in given), tuple(s.rows for s in spaces))
+        given = [
+            leaf.sharding.whole
+            for leaf in leaves
+            if is_static(leaf) and leaf.sharding and leaf.sharding.whole is not None
+        ]
+        key = (
+            signature,
+            tuple((t.data_ptr(), t._version, tuple(t.shape)) for t in given),
+            tuple(s.rows for s in spaces),
+        )
         with self.cache.lock:
             if key not in self.cache.fitted:
-                assert found.program.prologue is not None
-                try:
-                    run_prologue(found.program.prologue, whole)
-                except BranchError as error:
-                    log.info("captured again, on the whole graph: %s", error)
+                if not _holds(found, whole):
                     found = self._compile(module, leaves, call, spaces, whole_graph=True)
                 self.cache.fitted[key] = (found, given)
         return self.cache.fitted[key][0], key
 
-    def _compile(self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, spaces: list[Space], *,
-                 whole_graph: bool = False) -> Compiled:  # fmt: skip
-        sizes = {space.name: SAMPLE_SIZES[i % len(SAMPLE_SIZES)] + 2 * (i // len(SAMPLE_SIZES)) for i, space in enumerate(spaces)}
+    def _compile(
+        self,
+        module: nn.Module,
+        leaves: Sequence[Leaf],
+        call: FlatCall,
+        spaces: list[Space],
+        *,
+        whole_graph: bool = False,
+    ) -> Compiled:
+        names = names_of(spaces)
+        sizes = {
+            names[space]: SAMPLE_SIZES[i % len(SAMPLE_SIZES)] + 2 * (i // len(SAMPLE_SIZES))
+            for i, space in enumerate(spaces)
+        }
         if whole_graph:
-            sizes = {space.name: space.rows for space in spaces}
+            sizes = {names[space]: space.rows for space in spaces}
         inputs, samples, used = [], [], set[str]()
         for leaf in leaves:
-            name = _unique(re.sub(r"\W+", "_", leaf.path).strip("_") or "x", used)
-            inputs.append(Input(name, _placement(leaf), is_static(leaf), leaf.path))
-            samples.append(_sample(leaf, sizes))
-        for space in spaces:
-            inputs.append(Input(_unique(f"marker_{space.name}", used), Rows(space.name), True, f"rows of {space.name}"))
-            samples.append(torch.zeros(1, dtype=torch.bool).expand(sizes[space.name]))
+            name = unique_name(re.sub(r"\W+", "_", leaf.path).strip("_") or "x", used)
+            inputs.append(Input(name, entry_placement(leaf, names), is_static(leaf), leaf.path))
+            samples.append(sample_of(leaf, sizes, names))
+        for called in names.values():
+            inputs.append(Input(unique_name(f"marker_{called}", used), Rows(called), True, f"rows of {called}"))
+            samples.append(torch.zeros(1, dtype=torch.bool).expand(sizes[called]))
         count = len(leaves)
         with torch.enable_grad(), call.active():
-            captured = capture(module, inputs, samples, lambda tensors: call.rebuild(tensors[:count]), self.call, decide=whole_graph)
+            captured = capture(
+                module, inputs, samples, lambda tensors: call.rebuild(tensors[:count]), self.call, decide=whole_graph
+            )
         program, snapshots = self.passes.run(captured.program, PassContext(self.options))
         return Compiled(captured, program, snapshots, list(call.stand_ins))
 
-    def run(self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, key: Hashable, step: int,
-            wrap: Callable[[Tensor, ShardedGraph, Space, int], Tensor]) -> Any:  # fmt: skip
+    def run(
+        self,
+        module: nn.Module,
+        leaves: Sequence[Leaf],
+        call: FlatCall,
+        key: Hashable,
+        step: int,
+        wrap: Callable[[Tensor, Sharding], Tensor],
+    ) -> Any:
         """Run a call on this rank's rows.
 
         Args:
@@ -179,48 +219,69 @@ class Engine:
             wrap: Makes a sharded tensor of a result that lives in rows.
         """
         compiled, signature = self.compile(module, leaves, call, key)
-        graph = _graph(leaves)
+        graph = graph_of(leaves)
         binding = self._bind(module, compiled, signature, leaves, call, graph)
         names = [item.name for item in compiled.program.inputs]
         inputs = {name: leaf.local for name, leaf in zip(names, leaves, strict=False)}
         results = binding.machine.run(inputs, step)
-        flat = []
-        for value, space, place in zip(results, binding.spaces, _output_places(compiled.program), strict=True):
-            flat.append(value if space is None or not isinstance(place, Rows) else wrap(value, graph, space, place.dim))
+        flat = [v if part is None else wrap(v, part) for v, part in zip(results, binding.results, strict=True)]
         tensors = iter(flat)
-        merged = [next(tensors) if constant is None and is_tensor else constant
-                  for constant, is_tensor in zip(compiled.captured.constants, compiled.captured.tensor_leaves, strict=True)]  # fmt: skip
-        return pytree.tree_unflatten(merged, compiled.captured.tree)
+        captured = compiled.captured
+        leaves_of_result = zip(captured.constants, captured.tensor_leaves, strict=True)
+        merged = [next(tensors) if is_tensor else constant for constant, is_tensor in leaves_of_result]
+        return pytree.tree_unflatten(merged, captured.tree)
 
-    def _bind(self, module: nn.Module, compiled: Compiled, signature: Hashable, leaves: Sequence[Leaf],
-              call: FlatCall, graph: ShardedGraph) -> _Binding:  # fmt: skip
-        static = [leaf.sharding.whole for leaf in leaves if is_static(leaf) and leaf.sharding and leaf.sharding.whole is not None]
-        spaces = _spaces(leaves)
-        key = (signature, id(module), graph.number, tuple((id(t), t._version) for t in static), tuple(id(s) for s in spaces))
-        if key not in self._bindings:
-            program = compiled.program
+    def _bind(
+        self,
+        module: nn.Module,
+        compiled: Compiled,
+        signature: Hashable,
+        leaves: Sequence[Leaf],
+        call: FlatCall,
+        graph: ShardedGraph,
+    ) -> _Binding:
+        static = [
+            leaf.sharding.whole
+            for leaf in leaves
+            if is_static(leaf) and leaf.sharding and leaf.sharding.whole is not None
+        ]
+        spaces = spaces_of(leaves)
+        key = (
+            signature,
+            id(module),
+            graph.number,
+            tuple((id(t), t._version) for t in static),
+            tuple(id(s) for s in spaces),
+        )
+        binding = self._bindings.get(key)
+        if binding is None:
+            program, names = compiled.program, names_of(spaces)
             call.check(compiled.stand_ins)
-            whole = _whole(program, leaves, spaces)
-            binder = Binder(program, whole, {space.name: space.layout for space in spaces})
+            binder = Binder(program, _whole(program, leaves, spaces), {names[space]: space.layout for space in spaces})
             device = next((leaf.local.device for leaf in leaves), torch.device("cpu"))
             bound = binder.for_rank(self.transport.rank, device)
             machine = Machine(program, bound, self.transport, device, self.options, root=module)
-            self._bindings[key] = _Binding(machine, [_result_space(p, bound, binder, graph) for p in _output_places(program)], static)
-        return self._bindings[key]
+            binding = self._bindings[key] = _Binding(machine, _results(program, binder, graph, spaces), static, spaces)
+            if len(self._bindings) > MOST_BINDINGS:
+                self._bindings.popitem(last=False)
+        else:
+            self._bindings.move_to_end(key)
+        return binding
 
     def bound(self) -> list[tuple[Program, Bound]]:
         """The programs that have been bound on this rank."""
         return [(b.machine.program, b.machine.bound) for b in self._bindings.values()]
 
 
-def is_static(leaf: Leaf) -> bool:
-    """Whether a tensor is part of the graph's structure: indices, masks, integer data; edge data without gradient."""
-    sharding = leaf.sharding
-    if sharding is None or sharding.whole is None:
+def _holds(compiled: Compiled, whole: dict[str, Tensor]) -> bool:
+    """Whether the branches that the capture decided go the same way on the whole graph."""
+    assert compiled.program.prologue is not None
+    try:
+        run_prologue(compiled.program.prologue, whole)
+    except BranchError as error:
+        log.info("captured again, on the whole graph: %s", error)
         return False
-    if not leaf.local.dtype.is_floating_point:
-        return True
-    return sharding.space is not sharding.graph.spaces["N"] and not leaf.local.requires_grad
+    return True
 
 
 def _whole(program: Program, leaves: Sequence[Leaf], spaces: Sequence[Space]) -> dict[str, Tensor]:
@@ -236,76 +297,31 @@ def _whole(program: Program, leaves: Sequence[Leaf], spaces: Sequence[Space]) ->
     return whole
 
 
-def _graph(leaves: Sequence[Leaf]) -> ShardedGraph:
-    graphs = list(dict.fromkeys(leaf.sharding.graph for leaf in leaves if leaf.sharding is not None))
-    if not graphs:
-        raise CaptureError(
-            "no argument of the call is sharded", why="a distributed model runs on this rank's rows",
-            remedy="pass what model.shard(...) returned",
-        )  # fmt: skip
-    if len(graphs) > 1:
-        raise CaptureError("the arguments come from different calls of shard", remedy="shard everything that belongs to one graph in one call")
-    return graphs[0]
-
-
-def _spaces(leaves: Sequence[Leaf]) -> list[Space]:
-    """The row spaces of a call: the nodes, and every space that an argument has rows of."""
-    graph = _graph(leaves)
-    return list(dict.fromkeys([graph.spaces["N"], *(leaf.sharding.space for leaf in leaves if leaf.sharding is not None)]))
-
-
-def _placement(leaf: Leaf) -> Placement:
-    return REPLICATED if leaf.sharding is None else Rows(leaf.sharding.space.name, leaf.sharding.dim)
-
-
-def _leaf_key(leaf: Leaf) -> Hashable:
-    local, sharding = leaf.local, leaf.sharding
-    if sharding is None:
-        return (leaf.path, str(local.dtype), tuple(local.shape), str(local.device))
-    rest = tuple(s for d, s in enumerate(local.shape) if d != sharding.dim)
-    return (leaf.path, str(local.dtype), rest, sharding.space.name, sharding.dim, is_static(leaf), str(local.device))
-
-
-def _unique(name: str, used: set[str]) -> str:
-    if name[0].isdigit():
-        name = f"x_{name}"
-    base, number = name, 0
-    while name in used:
-        number += 1
-        name = f"{base}_{number}"
-    used.add(name)
-    return name
-
-
-def _sample(leaf: Leaf, sizes: dict[str, int]) -> Tensor:
-    """A few rows in the place of the tensor: real values, repeated or cut to the capture's size; indices stay in range."""
-    if leaf.sharding is None:
-        return leaf.local.detach()
-    dim, size = leaf.sharding.dim, sizes[leaf.sharding.space.name]
-    source = leaf.sharding.whole if leaf.sharding.whole is not None else leaf.local.detach()
-    have = source.shape[dim]
-    if have == 0:
-        shape = list(source.shape)
-        shape[dim] = size
-        return source.new_zeros(shape, device=leaf.local.device)
-    sample = source.detach().index_select(dim, torch.arange(size, device=source.device) % have).to(leaf.local.device)
-    if leaf.sharding.index:
-        sample = sample % sizes["N"]
-    return sample.requires_grad_(leaf.local.requires_grad)
-
-
-def _output_places(program: Program) -> list[Placement]:
+def _results(program: Program, binder: Binder, graph: ShardedGraph, spaces: Sequence[Space]) -> list[Sharding | None]:
+    """What each result of a program is rows of; None where it is the same on every rank."""
+    entries = {name: space for space, name in names_of(spaces).items()}
     output = next(n for n in program.graph.nodes if n.op == "output")
-    places = []
+    found: list[Sharding | None] = []
     for node in output.args[0]:
         place = meta(node).placement
-        places.append(place if isinstance(place, Rows) else REPLICATED)
-    return places
+        if not isinstance(place, Rows):
+            found.append(None)
+            continue
+        space = None if place.component else entries.get(place.space)
+        space = space or graph.subset(binder.layout(place.component or 0, place.space))
+        found.append(Sharding(graph, space, place.dim, *_structure(program, binder, node.name, space, graph)))
+    return found
 
 
-def _result_space(place: Placement, bound: Bound, binder: Binder, graph: ShardedGraph) -> Space | None:
-    if not isinstance(place, Rows):
-        return None
-    if not place.component and place.space in graph.spaces:
-        return graph.spaces[place.space]
-    return graph.subset(binder.layout(place.component or 0, place.space))
+def _structure(
+    program: Program, binder: Binder, name: str, space: Space, graph: ShardedGraph
+) -> tuple[Tensor | None, bool]:
+    """The whole of a result that depends on the graph alone, and whether its values may name nodes."""
+    known = program.localized.get(name)
+    if known is None or known.index_into is not None or known.slot is not None or known.halo is not None:
+        return None, False
+    whole: Tensor = binder.results[known.value]
+    if whole.dtype.is_floating_point and space is graph.spaces["N"]:
+        return None, False
+    integers = not whole.dtype.is_floating_point and whole.dtype != torch.bool and whole.numel() > 0
+    return whole, integers and int(whole.min()) >= 0 and int(whole.max()) < graph.num_nodes

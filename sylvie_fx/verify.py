@@ -73,14 +73,26 @@ class VerifyReport:
         gradients = max((d for k, d in self.per_tensor.items() if k.startswith("gradient ")), default=0.0)
         losses = max((d for k, d in self.per_tensor.items() if k.startswith("loss")), default=0.0)
         verdict = "exact" if self.exact else "NOT exact"
-        return (f"{verdict} on {self.parts} parts: largest relative difference {self.largest:.2e} ({worst}), "
-                f"loss {losses:.2e}, gradients {gradients:.2e}, tolerance {self.tolerance:.0e}")  # fmt: skip
+        return (
+            f"{verdict} on {self.parts} parts: largest relative difference {self.largest:.2e} ({worst}), "
+            f"loss {losses:.2e}, gradients {gradients:.2e}, tolerance {self.tolerance:.0e}"
+        )
 
 
-def verify(model: nn.Module, *data: Any, parts: int = 4, loss: Callable[..., Tensor] | None = None, partition: Any = None,
-           steps: int = 1, kinds: Any = None, passes: PassManager | None = None, tolerance: float | None = None,
-           timeout: float = 120.0, optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
-           options: Options | None = None) -> VerifyReport:  # fmt: skip
+def verify(
+    model: nn.Module,
+    *data: Any,
+    parts: int = 4,
+    loss: Callable[..., Tensor] | None = None,
+    partition: Any = None,
+    steps: int = 1,
+    kinds: Any = None,
+    passes: PassManager | None = None,
+    tolerance: float | None = None,
+    timeout: float = 120.0,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    options: Options | None = None,
+) -> VerifyReport:
     """Compare ``parts`` simulated ranks with the unmodified model on one device, in the model's present mode.
 
     Dropout is compared with the same masks: on one device they are drawn by global row as the ranks draw them.
@@ -91,9 +103,9 @@ def verify(model: nn.Module, *data: Any, parts: int = 4, loss: Callable[..., Ten
         parts: Number of ranks.
         loss: ``loss(model, *data) -> scalar``; runs the model. By default the sum of a smooth function of every output.
         partition: As for ``shard``.
-        steps: Training steps; between steps ``optimizer`` moves the parameters (default Adam with learning rate 0.01). The
-            loss of every step is compared, and the gradients of the last; not the parameters, since Adam turns a gradient
-            that is zero but for rounding into a step of full length.
+        steps: Training steps; between steps ``optimizer`` moves the parameters (default Adam with learning rate 0.01).
+            The loss of every step is compared, and the gradients of the last; not the parameters, since Adam turns a
+            gradient that is zero but for rounding into a step of full length.
         kinds: As for ``shard``.
         passes: The pipeline.
         tolerance: Largest relative difference that counts as exact; by default that of the model's dtype.
@@ -144,8 +156,15 @@ class _Trace:
     buffers: dict[str, Tensor]
 
 
-def _train(call: nn.Module, own: nn.Module, data: tuple[Any, ...], run: Callable[..., Tensor],
-           make: Callable[[Any], torch.optim.Optimizer], steps: int, masks: KeyedMasks | None = None) -> _Trace:  # fmt: skip
+def _train(
+    call: nn.Module,
+    own: nn.Module,
+    data: tuple[Any, ...],
+    run: Callable[..., Tensor],
+    make: Callable[[Any], torch.optim.Optimizer],
+    steps: int,
+    masks: KeyedMasks | None = None,
+) -> _Trace:
     trainable = [p for p in own.parameters() if p.requires_grad]
     optimizer = make(trainable) if trainable and steps > 1 else None
     inputs = [t for t in pytree.tree_leaves(data) if isinstance(t, Tensor) and t.requires_grad]
@@ -256,7 +275,9 @@ class KeyedMasks(TorchFunctionMode):
             return self._dropout(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool | None = None) -> Tensor:
+    def _dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool | None = None
+    ) -> Tensor:
         active = training if train is None else train
         if not active or p == 0.0:
             return input

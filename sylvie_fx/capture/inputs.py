@@ -120,14 +120,29 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any], frontends: Seque
         built = pytree.tree_unflatten([b(tensors) for b in builders], spec)
         return built[0], built[1]
 
-    return FlatCall(leaves, rebuild, (tuple(keys), str(spec)), objects, stand_ins)
+    return FlatCall(leaves, rebuild, (tuple(keys), spec), objects, stand_ins)
+
+
+class _Identity:
+    """An object that can not be hashed, as a key: equal to itself alone, and alive so that none takes its place."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
 
 
 def _constant_key(value: Any) -> Hashable:
+    if isinstance(value, slice):  # hashable from Python 3.12 on
+        return ("slice", value.start, value.stop, value.step)
     try:
         hash(value)
     except TypeError:
-        return ("object", id(value))
+        return _Identity(value)
     return (type(value).__name__, value)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import weakref
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +22,7 @@ class Space:
     """A row space of sharded data.
 
     Attributes:
-        name: ``N`` for nodes, ``E`` for edges, ``S0`` … for lists of node ids, ``R0`` … for rows picked by a mask.
+        name: ``N`` for nodes, ``E`` for edges, ``S``, ``S0`` … for rows picked by a list of node ids or a mask.
         layout: Which rank holds which row.
     """
 
@@ -28,9 +30,21 @@ class Space:
     layout: RowLayout
 
     @property
+    def prefix(self) -> str:
+        """The name without its number."""
+        return self.name.rstrip("0123456789")
+
+    @property
     def rows(self) -> int:
         """Global number of rows."""
         return len(self.layout.owner)
+
+
+def space_name(prefix: str, taken: Collection[str]) -> str:
+    """The first free name of a row space: ``S``, ``S0``, ``S1`` …"""
+    if prefix not in taken:
+        return prefix
+    return next(name for i in itertools.count() if (name := f"{prefix}{i}") not in taken)
 
 
 @dataclass(eq=False)
@@ -47,6 +61,7 @@ class ShardedGraph:
     rank: int
     spaces: dict[str, Space] = field(default_factory=dict)
     number: int = field(default_factory=lambda: next(_numbers))
+    _picked: weakref.WeakSet[Space] = field(default_factory=weakref.WeakSet)
 
     def __post_init__(self) -> None:
         self.spaces[NODES] = Space(NODES, self.nodes)
@@ -61,16 +76,18 @@ class ShardedGraph:
         for known in self.spaces.values():
             if known.layout is layout or (known.name.startswith(prefix) and known.layout.equal(layout)):
                 return known
-        name = prefix if prefix not in self.spaces else next(f"{prefix}{i}" for i in itertools.count() if f"{prefix}{i}" not in self.spaces)
+        name = space_name(prefix, self.spaces)
         self.spaces[name] = Space(name, layout)
         return self.spaces[name]
 
     def subset(self, layout: RowLayout) -> Space:
-        """The space with that layout, whatever it is called, or a new one for picked rows."""
-        for known in self.spaces.values():
+        """The space with that layout, whatever it is called, or a new one for picked rows, forgotten when unused."""
+        for known in (*self.spaces.values(), *self._picked):
             if known.layout.equal(layout):
                 return known
-        return self.add("R", layout)
+        picked = Space(space_name("S", [known.name for known in (*self.spaces.values(), *self._picked)]), layout)
+        self._picked.add(picked)
+        return picked
 
     def edges(self, destination: Tensor) -> Space:
         """The space of edges with these destinations (int64 ``[E]``): an edge belongs to its destination's owner."""

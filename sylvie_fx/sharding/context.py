@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sylvie_fx.engine import Engine, Sharding
+from sylvie_fx.engine import Engine
 from sylvie_fx.graphs.layout import RowLayout
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
 from sylvie_fx.ir.errors import PartitionError
+from sylvie_fx.leaves import Sharding
 from sylvie_fx.node_tensor import NodeTensor, node_tensor
 
 
@@ -47,20 +48,26 @@ class ShardContext:
         """
         if whole.dim() <= dim or whole.shape[dim] != space.rows:
             kind = "nodes" if space.name == "N" else "edges"
-            raise PartitionError(f"{what} has shape {tuple(whole.shape)}, but the graph has {space.rows} {kind}",
-                                 remedy=f"give one row for each of the {kind}")  # fmt: skip
+            raise PartitionError(
+                f"{what} has shape {tuple(whole.shape)}, but the graph has {space.rows} {kind}",
+                remedy=f"give one row for each of the {kind}",
+            )
         own = space.layout.rows(self.graph.rank).to(whole.device)
         local = whole.detach().index_select(dim, own)
         structural = not whole.dtype.is_floating_point or space.name != "N"
         if whole.requires_grad and not whole.is_leaf:
-            raise PartitionError(f"{what} is the result of a computation that requires gradients",
-                                 why="its history is on the whole graph",
-                                 remedy="shard the tensors it was computed from, and compute it inside the model")  # fmt: skip
+            raise PartitionError(
+                f"{what} is the result of a computation that requires gradients",
+                why="its history is on the whole graph",
+                remedy="shard the tensors it was computed from, and compute it inside the model",
+            )
         sharding = Sharding(self.graph, space, dim, whole.detach() if structural else None, index)
         result = node_tensor(local, sharding, self.engine)
         if whole.requires_grad:
             with torch._C.DisableTorchFunctionSubclass():
-                result.requires_grad_(True)  # after wrapping, so that the wrapper is the leaf that collects the gradient
+                result.requires_grad_(
+                    True
+                )  # after wrapping, so that the wrapper is the leaf that collects the gradient
         return result
 
     def edge_index(self, whole: Tensor, what: str, flow: int = 1) -> NodeTensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
@@ -29,8 +30,10 @@ class Frame(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(value, NodeTensor) or value._sharding.space is not self._space:
-            raise PartitionError(f"{self._kind}[{name!r}] = ... needs this rank's rows of a global tensor",
-                                 remedy="compute it from sharded tensors, or set it on the graph before model.shard(graph)")  # fmt: skip
+            raise PartitionError(
+                f"{self._kind}[{name!r}] = ... needs this rank's rows of a global tensor",
+                remedy="compute it from sharded tensors, or set it on the graph before model.shard(graph)",
+            )
         self._values[name] = value
 
     def __delitem__(self, name: str) -> None:
@@ -95,7 +98,9 @@ class ShardedDGLGraph(dgl.DGLGraph):  # type: ignore[misc]
     def to(self, device: Any, **kwargs: Any) -> ShardedDGLGraph:
         """The graph itself, where it is on that device already."""
         if torch.device(device).type != self.device.type:
-            raise PartitionError(f"a sharded graph is on {self.device}", remedy="move the graph before model.shard(graph)")
+            raise PartitionError(
+                f"a sharded graph is on {self.device}", remedy="move the graph before model.shard(graph)"
+            )
         return self
 
     def int(self) -> ShardedDGLGraph:
@@ -105,7 +110,8 @@ class ShardedDGLGraph(dgl.DGLGraph):  # type: ignore[misc]
     long = int
 
     def __repr__(self) -> str:
-        return f"ShardedDGLGraph({self.num_nodes()} nodes, {self.num_edges()} edges, {len(self._marker.local())} nodes here)"
+        here = len(self._marker.local())
+        return f"ShardedDGLGraph({self.num_nodes()} nodes, {self.num_edges()} edges, {here} nodes here)"
 
     def __copy__(self) -> ShardedDGLGraph:
         clone = object.__new__(ShardedDGLGraph)
@@ -115,16 +121,20 @@ class ShardedDGLGraph(dgl.DGLGraph):  # type: ignore[misc]
 
 def _refused(name: str) -> Any:
     def method(self: ShardedDGLGraph, *args: Any, **kwargs: Any) -> NoReturn:
-        raise PartitionError(f"graph.{name} on a sharded graph", why="its edges reach rows of other ranks",
-                             remedy="call it inside the model, or on the whole graph before model.shard(graph)")  # fmt: skip
+        raise PartitionError(
+            f"graph.{name} on a sharded graph",
+            why="its edges reach rows of other ranks",
+            remedy="call it inside the model, or on the whole graph before model.shard(graph)",
+        )
 
     return method
 
 
 for _name in (
-    "update_all", "apply_edges", "apply_nodes", "multi_update_all", "send_and_recv", "push", "pull", "local_scope", "local_var",
-    "edges", "all_edges", "adj", "adj_external", "add_edges", "remove_edges", "add_nodes", "remove_nodes", "reverse", "subgraph",
-    "edge_subgraph", "in_subgraph", "out_subgraph", "find_edges", "edge_ids", "nodes", "filter_nodes", "filter_edges",
+    "update_all", "apply_edges", "apply_nodes", "multi_update_all", "send_and_recv", "push", "pull", "local_scope",
+    "local_var", "edges", "all_edges", "adj", "adj_external", "add_edges", "remove_edges", "add_nodes", "remove_nodes",
+    "reverse", "subgraph", "edge_subgraph", "in_subgraph", "out_subgraph", "find_edges", "edge_ids", "nodes",
+    "filter_nodes", "filter_edges",
 ):  # fmt: skip
     setattr(ShardedDGLGraph, _name, _refused(_name))
 
@@ -136,8 +146,10 @@ def shard_dgl(context: ShardContext, graph: Any) -> ShardedDGLGraph:
         PartitionError: The graph has several node or edge types.
     """
     if len(graph.ntypes) != 1 or len(graph.etypes) != 1:
-        raise PartitionError(f"the graph has node types {graph.ntypes} and edge types {graph.etypes}",
-                             remedy="use a homogeneous graph: dgl.to_homogeneous(graph)")  # fmt: skip
+        raise PartitionError(
+            f"the graph has node types {graph.ntypes} and edge types {graph.etypes}",
+            remedy="use a homogeneous graph: dgl.to_homogeneous(graph)",
+        )
     if getattr(graph, "is_block", False):
         raise PartitionError("the graph is a block of sampled neighbours", remedy="shard the whole graph")
     return ShardedDGLGraph(context, graph)
@@ -146,7 +158,10 @@ def shard_dgl(context: ShardContext, graph: Any) -> ShardedDGLGraph:
 class GraphFrontend:
     """Takes sharded DGL graphs apart."""
 
-    context = staticmethod(patched_dgl)
+    @staticmethod
+    def context() -> AbstractContextManager[None]:
+        """DGL's functions work on the stand-in."""
+        return patched_dgl()
 
     def matches(self, value: Any) -> bool:
         """Whether it is a sharded DGLGraph."""

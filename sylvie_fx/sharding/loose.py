@@ -13,8 +13,12 @@ from sylvie_fx.ir.errors import OptionError, PartitionError
 KINDS = ("node", "edge", "edge_index", "src", "dst", "ids", "same")
 
 
-def infer_kinds(named: Sequence[tuple[str, Tensor]], num_nodes: int | None, num_edges: int | None,
-                given: Sequence[str | None] | None) -> list[str]:  # fmt: skip
+def infer_kinds(
+    named: Sequence[tuple[str, Tensor]],
+    num_nodes: int | None,
+    num_edges: int | None,
+    given: Sequence[str | None] | None,
+) -> list[str]:
     """The kind of each tensor.
 
     Args:
@@ -28,7 +32,9 @@ def infer_kinds(named: Sequence[tuple[str, Tensor]], num_nodes: int | None, num_
         OptionError: A given kind is unknown, or there are not as many as tensors.
     """
     if given is not None and len(given) != len(named):
-        raise OptionError(f"{len(given)} kinds for {len(named)} tensors", remedy="give one kind for each tensor, None to infer it")
+        raise OptionError(
+            f"{len(given)} kinds for {len(named)} tensors", remedy="give one kind for each tensor, None to infer it"
+        )
     kinds: list[str | None] = list(given) if given is not None else [None] * len(named)
     for kind in kinds:
         if kind is not None and kind not in KINDS:
@@ -42,10 +48,18 @@ def infer_kinds(named: Sequence[tuple[str, Tensor]], num_nodes: int | None, num_
         num_nodes = _node_count(named, kinds, num_edges)
     if num_edges is None:
         num_edges = _pair(tensors, kinds, num_nodes)
-    if num_nodes == num_edges and any(k is None and t.dim() and t.shape[0] == num_nodes for k, t in zip(kinds, tensors, strict=True)):
-        raise PartitionError(f"the graph has as many nodes as edges ({num_nodes})", why="node rows and edge rows can not be told apart",
-                             remedy=f"name them: shard(..., kinds=[...]) with {', '.join(KINDS)}")  # fmt: skip
-    return [kind or _by_length(name, tensor, num_nodes, num_edges) for kind, (name, tensor) in zip(kinds, named, strict=True)]
+    if num_nodes == num_edges and any(
+        k is None and t.dim() and t.shape[0] == num_nodes for k, t in zip(kinds, tensors, strict=True)
+    ):
+        raise PartitionError(
+            f"the graph has as many nodes as edges ({num_nodes})",
+            why="node rows and edge rows can not be told apart",
+            remedy=f"name them: shard(..., kinds=[...]) with {', '.join(KINDS)}",
+        )
+    return [
+        kind or _by_length(name, tensor, num_nodes, num_edges)
+        for kind, (name, tensor) in zip(kinds, named, strict=True)
+    ]
 
 
 def _is_index(tensor: Tensor) -> bool:
@@ -74,15 +88,24 @@ def _node_count(named: Sequence[tuple[str, Tensor]], kinds: Sequence[str | None]
             return counted.most_common(1)[0][0]
     if features:
         return features[0]
-    raise PartitionError("nothing tells how many nodes the graph has", remedy="shard the node features together with the edges")
+    raise PartitionError(
+        "nothing tells how many nodes the graph has", remedy="shard the node features together with the edges"
+    )
 
 
 def _pair(tensors: Sequence[Tensor], kinds: list[str | None], num_nodes: int) -> int | None:
     """Two 1-D integer tensors of one length, one after the other, are source and destination."""
     for i in range(len(tensors) - 1):
         a, b = tensors[i], tensors[i + 1]
-        if (kinds[i] is None and kinds[i + 1] is None and _is_index(a) and _is_index(b) and a.dim() == b.dim() == 1
-                and a.shape == b.shape and a.shape[0] != num_nodes):  # fmt: skip
+        if (
+            kinds[i] is None
+            and kinds[i + 1] is None
+            and _is_index(a)
+            and _is_index(b)
+            and a.dim() == b.dim() == 1
+            and a.shape == b.shape
+            and a.shape[0] != num_nodes
+        ):
             kinds[i], kinds[i + 1] = "src", "dst"
             return a.shape[0]
     return None
@@ -95,9 +118,14 @@ def _by_length(name: str, tensor: Tensor, num_nodes: int, num_edges: int | None)
         return "edge"
     if tensor.dim() == 1 and _is_index(tensor):
         return "ids"
-    if tensor.dim() == 2 and num_nodes > 2 and tensor.dtype.is_floating_point and tensor.shape[0] > max(num_nodes, num_edges or 0) // 2:
+    if (
+        tensor.dim() == 2
+        and num_nodes > 2
+        and tensor.dtype.is_floating_point
+        and tensor.shape[0] > max(num_nodes, num_edges or 0) // 2
+    ):
         raise PartitionError(
             f"{name} has {tensor.shape[0]} rows, but the graph has {num_nodes} nodes and {num_edges or 0} edges",
             remedy="give one row for each node or edge, or name its kind: shard(..., kinds=[...])",
-        )  # fmt: skip
+        )
     return "same"

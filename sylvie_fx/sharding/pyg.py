@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -62,7 +63,10 @@ def shard_data(context: ShardContext, data: Any, loose: Callable[[str, Tensor], 
 class DataFrontend:
     """Takes sharded Data objects apart."""
 
-    context = staticmethod(contextlib.nullcontext)
+    @staticmethod
+    def context() -> AbstractContextManager[None]:
+        """Nothing: the capture always knows them."""
+        return contextlib.nullcontext()
 
     def check(self, stand_in: Any, value: Any) -> None:
         """Nothing is taken for granted."""
@@ -83,7 +87,8 @@ class DataFrontend:
             if isinstance(item, ShardedAdjacency):
                 parts = SparseFrontend().expand(item)
                 tensors += [(f".{name}{suffix}", t) for suffix, t in parts.tensors]
-                builders.append((name, lambda ts, b=parts.build, s=start, n=len(parts.tensors): b(ts[s : s + n])))  # type: ignore[misc]
+                end = len(tensors)
+                builders.append((name, lambda ts, b=parts.build, s=start, e=end: b(ts[s:e])))  # type: ignore[misc]
             else:
                 tensors.append((f".{name}", item))
                 builders.append((name, lambda ts, s=start: ts[s]))  # type: ignore[misc]
@@ -94,7 +99,9 @@ class DataFrontend:
                 stand_in[name] = builder(parts)
             return stand_in
 
-        constants = tuple((k, repr(v)) for k, v in value.to_dict().items() if not isinstance(v, (Tensor, ShardedAdjacency)))
+        constants = tuple(
+            (k, repr(v)) for k, v in value.to_dict().items() if not isinstance(v, (Tensor, ShardedAdjacency))
+        )
         return Expanded(tensors, build, constants)
 
 

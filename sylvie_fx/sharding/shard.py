@@ -53,14 +53,19 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
     if num_nodes is None:
         num_nodes = next((len(t) for (_, t), k in zip(loose, inferred, strict=True) if k == "node"), None)
     if num_nodes is None:
-        raise PartitionError("nothing tells how many nodes the graph has", remedy="shard the node features together with the edges")
+        raise PartitionError(
+            "nothing tells how many nodes the graph has", remedy="shard the node features together with the edges"
+        )
     src, dst = _all_edges(graphs, loose, inferred)
     context = ShardContext(_partition(model, num_nodes, src, dst, partition), model.engine)
     _check_ranks(model, src, dst, context)
     device = next((p.device for p in model.module.parameters()), None)
     for name, tensor in loose:
         if device is not None and tensor.device != device:
-            raise PartitionError(f"{name} is on {tensor.device}, but the model is on {device}", remedy=f"move it: tensor.to({str(device)!r})")
+            raise PartitionError(
+                f"{name} is on {tensor.device}, but the model is on {device}",
+                remedy=f"move it: tensor.to({str(device)!r})",
+            )
     sharded: dict[int, Any] = {}
     for value in graphs:
         sharded[id(value)] = _shard_graph(context, value)
@@ -105,7 +110,9 @@ def _nodes(value: Any) -> int | None:
     return int(value.shape[0])
 
 
-def _all_edges(graphs: Sequence[Any], loose: Sequence[tuple[str, Tensor]], kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
+def _all_edges(
+    graphs: Sequence[Any], loose: Sequence[tuple[str, Tensor]], kinds: Sequence[str]
+) -> tuple[Tensor, Tensor]:
     """The edges of everything together, for the partition."""
     pairs = [edges for g in graphs if (edges := _edges(g)) is not None]
     pairs += [(t[0], t[1]) for (_, t), k in zip(loose, kinds, strict=True) if k == "edge_index"]
@@ -149,13 +156,25 @@ def _shard_graph(context: ShardContext, value: Any) -> Any:
 
 
 def _loose_attribute(context: ShardContext, name: str, value: Tensor) -> Any:
-    if value.dim() == 1 and not value.dtype.is_floating_point and value.dtype != torch.bool and name.endswith(("_idx", "_index", "_nid", "_ids")):
+    if (
+        value.dim() == 1
+        and not value.dtype.is_floating_point
+        and value.dtype != torch.bool
+        and name.endswith(("_idx", "_index", "_nid", "_ids"))
+    ):
         return context.ids(value, name)
     return value
 
 
-def _shard_loose(context: ShardContext, name: str, tensor: Tensor, kind: str, loose: Sequence[tuple[str, Tensor]],
-                 kinds: Sequence[str], sharded: dict[int, Any]) -> None:  # fmt: skip
+def _shard_loose(
+    context: ShardContext,
+    name: str,
+    tensor: Tensor,
+    kind: str,
+    loose: Sequence[tuple[str, Tensor]],
+    kinds: Sequence[str],
+    sharded: dict[int, Any],
+) -> None:
     make: dict[str, Callable[[], Any]] = {
         "node": lambda: context.nodes(tensor, name),
         "edge_index": lambda: context.edge_index(tensor, name),
@@ -164,7 +183,9 @@ def _shard_loose(context: ShardContext, name: str, tensor: Tensor, kind: str, lo
     }
     if kind == "edge":
         if context.edges is None:
-            raise PartitionError(f"{name} has a row for each edge, but there are no edges", remedy="shard the edge_index too")
+            raise PartitionError(
+                f"{name} has a row for each edge, but there are no edges", remedy="shard the edge_index too"
+            )
         sharded[id(tensor)] = context.rows(tensor, context.edges, name)
     elif kind in ("src", "dst"):
         sources = [t for (_, t), k in zip(loose, kinds, strict=True) if k == "src"]
@@ -180,5 +201,6 @@ def _shard_held(context: ShardContext, held: HeldGraph) -> Any:
     if held.kind is HeldKind.EDGE_INDEX:
         return context.edge_index(held.value, str(held))
     if held.kind is HeldKind.EDGE_PAIR:
-        return context.ends(*held.value, (f"the sources of {held}", f"the destinations of {held}"))
+        src, dst = held.value
+        return context.ends(src, dst, (f"the sources of {held}", f"the destinations of {held}"))
     return _shard_graph(context, held.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -26,7 +27,15 @@ class ShardedAdjacency:
         shape: Global shape.
     """
 
-    def __init__(self, row: NodeTensor, col: NodeTensor, value: NodeTensor, marker: NodeTensor, layout: torch.layout, coalesced: bool) -> None:
+    def __init__(
+        self,
+        row: NodeTensor,
+        col: NodeTensor,
+        value: NodeTensor,
+        marker: NodeTensor,
+        layout: torch.layout,
+        coalesced: bool,
+    ) -> None:
         self.row, self.col, self.value, self.marker = row, col, value, marker
         self.layout, self.coalesced = layout, coalesced
 
@@ -42,8 +51,14 @@ class ShardedAdjacency:
     def local(self) -> Tensor:
         """This rank's rows as a matrix ``[own rows, N]`` of the original layout; columns keep their global numbers."""
         position = self.marker._sharding.space.layout.position.to(self.row.device)
-        return rebuild_adjacency(position[self.row.local()], self.col.local(), self.value.local(),
-                                 len(self.marker.local()), self.shape[1], self.layout)  # fmt: skip
+        return rebuild_adjacency(
+            position[self.row.local()],
+            self.col.local(),
+            self.value.local(),
+            len(self.marker.local()),
+            self.shape[1],
+            self.layout,
+        )
 
     def __repr__(self) -> str:
         return f"ShardedAdjacency({tuple(self.shape)}, {self.row.shape[0]} entries, {self.layout})"
@@ -60,7 +75,10 @@ def shard_adjacency(context: ShardContext, adj: Tensor, what: str) -> ShardedAdj
 class SparseFrontend:
     """Takes sharded adjacencies apart."""
 
-    context = staticmethod(contextlib.nullcontext)  # the capture always knows sparse constructors
+    @staticmethod
+    def context() -> AbstractContextManager[None]:
+        """Nothing: the capture always knows them."""
+        return contextlib.nullcontext()
 
     def check(self, stand_in: Any, value: ShardedAdjacency) -> None:
         """Nothing is taken for granted."""
@@ -71,7 +89,12 @@ class SparseFrontend:
 
     def expand(self, value: ShardedAdjacency) -> Expanded:
         """Row, column, value and the marker of the nodes."""
-        tensors: list[tuple[str, Tensor]] = [(".row", value.row), (".col", value.col), (".value", value.value), (".nodes", value.marker)]
+        tensors: list[tuple[str, Tensor]] = [
+            (".row", value.row),
+            (".col", value.col),
+            (".value", value.value),
+            (".nodes", value.marker),
+        ]
 
         def build(parts: Sequence[Tensor]) -> Any:
             row, col, entries, marker = parts
