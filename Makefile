@@ -28,6 +28,7 @@ $(STAMP): constraints.txt setup.py
 	$(PIP) --no-build-isolation --editable '.[pyg,cuda,test]'
 	$(PIP) requests tqdm psutil scipy packaging
 	$(PIP) --no-deps dgl==2.1.0 || echo 'DGL has no wheel for this platform: its tests are skipped'
+	$(PIP) --no-deps mtkahypar || echo 'Mt-KaHyPar has no wheel for this platform: its test is skipped'
 	touch $@
 
 demo: $(STAMP) ## Train a GCN on a real graph, on PARTS=2 processes and on one device, side by side

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pymetis
@@ -29,7 +31,9 @@ def partition_nodes(
         src: Source of each edge, any integer dtype, shape (E,).
         dst: Destination of each edge, likewise.
         parts: Number of parts.
-        method: "metis" (fewest edges cut, on the symmetrised simple graph), "contiguous" (equal ranges of node ids),
+        method: "metis" (the fewest halo rows of what METIS finds by
+            recursive bisection, k-way, and for its volume objective, on the symmetrised simple graph), "contiguous" (equal ranges of node ids),
+            "metis-volume" (the fewest halo rows that METIS finds), "hypergraph" (the same by Mt-KaHyPar, an extra),
             "random" (equal parts of a permutation), or the user's own assignment, an integer tensor of shape (N,).
         seed: Decides the result together with the graph.
         balance: Largest part relative to the mean that METIS may make.
@@ -194,11 +198,58 @@ def _metis(num_nodes: int, src: Tensor, dst: Tensor, parts: int, seed: int, bala
         assignment = torch.as_tensor(np.asarray(found.vertex_part), dtype=torch.int64)
         return _fill_empty_parts(assignment, np.diff(offsets), parts)
 
-    # Neither is better on all graphs; bisection takes a fifth of the time of the other.
+    # None is better on all graphs (benchmarks/partitions.py); bisection takes a fifth of the time of the others.
     return min(
-        (attempt(True), attempt(False)),
+        (attempt(True), attempt(False), _volume(num_nodes, src, dst, parts, seed, balance)),
         key=lambda assignment: sum(PartitionQuality.measure(assignment, src, dst, parts).halo),
     )
+
+
+def _volume(num_nodes: int, src: Tensor, dst: Tensor, parts: int, seed: int, balance: float) -> Tensor:
+    offsets, neighbours = _simple_graph(num_nodes, src, dst)
+    if len(neighbours) == 0:
+        return _contiguous(num_nodes, src, dst, parts, seed, balance)
+    options = pymetis.Options(seed=seed, ufactor=max(1, round((balance - 1) * 1000)), objtype=pymetis.ObjType.VOL)
+    adjacency = pymetis.CSRAdjacency(offsets, neighbours)
+    found = pymetis.part_graph(parts, adjacency=adjacency, options=options, recursive=False)
+    assignment = torch.as_tensor(np.asarray(found.vertex_part), dtype=torch.int64)
+    return _fill_empty_parts(assignment, np.diff(offsets), parts)
+
+
+def _hypergraph(num_nodes: int, src: Tensor, dst: Tensor, parts: int, seed: int, balance: float) -> Tensor:
+    """Mt-KaHyPar (Gottesbüren et al., 2021), connectivity objective: a net a node, over it and whoever reads it.
+
+    The connectivity of a net less one is the number of ranks that need a row of the node, so the objective is the
+    number of halo rows itself.
+    """
+    try:
+        import mtkahypar
+    except ImportError as error:
+        raise PartitionError(
+            "the method hypergraph needs Mt-KaHyPar", remedy="pip install sylvie-fx[hypergraph]"
+        ) from error
+    src, dst = src.to("cpu", torch.int64), dst.to("cpu", torch.int64)
+    proper = src != dst
+    pins = torch.unique(src[proper] * num_nodes + dst[proper])
+    readers = torch.split(pins % num_nodes, torch.bincount(pins // num_nodes, minlength=num_nodes).tolist())
+    nets = [[node, *found.tolist()] for node, found in enumerate(readers) if len(found)]
+    engine = _hypergraph_engine()
+    mtkahypar.set_seed(seed)
+    context = engine.context_from_preset(mtkahypar.PresetType.DEFAULT)
+    context.set_partitioning_parameters(parts, max(balance - 1.0, 0.001), mtkahypar.Objective.KM1)
+    context.logging = False
+    graph = engine.create_hypergraph(context, num_nodes, len(nets), nets)
+    assignment = torch.tensor(graph.partition(context).get_partition(), dtype=torch.int64)
+    degrees = torch.bincount(torch.cat([src[proper], dst[proper]]), minlength=num_nodes)
+    return _fill_empty_parts(assignment, degrees.numpy(), parts)
+
+
+@functools.cache
+def _hypergraph_engine() -> Any:
+    """Mt-KaHyPar's thread pool, of which a process may start one."""
+    import mtkahypar
+
+    return mtkahypar.initialize(max(torch.get_num_threads(), 1))
 
 
 def _simple_graph(num_nodes: int, src: Tensor, dst: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -228,6 +279,8 @@ def _fill_empty_parts(assignment: Tensor, degrees: np.ndarray, parts: int) -> Te
 
 _METHODS: dict[str, Callable[[int, Tensor, Tensor, int, int, float], Tensor]] = {
     "metis": _metis,
+    "metis-volume": _volume,
+    "hypergraph": _hypergraph,
     "contiguous": _contiguous,
     "random": _random,
 }

@@ -112,3 +112,17 @@ def test_quality_reads_as_a_table() -> None:
         "   1      1      2          2",
     ]
     assert "0 edges cut (0.0%)" in str(PartitionQuality.measure(torch.tensor([0]), src[:0], dst[:0], 1))
+
+
+@pytest.mark.parametrize("method", ["metis-volume", "hypergraph"])
+def test_methods_for_halo_rows_cover_every_node_and_keep_the_balance(method: str) -> None:
+    if method == "hypergraph":
+        pytest.importorskip("mtkahypar", reason="Mt-KaHyPar is an extra without wheels for every platform")
+    generator = torch.Generator().manual_seed(0)
+    src, dst = torch.randint(500, (2, 3000), generator=generator)
+    assignment = partition_nodes(500, src, dst, 4, method, seed=1)
+    assert sorted(set(assignment.tolist())) == [0, 1, 2, 3]
+    random = PartitionQuality.measure(partition_nodes(500, src, dst, 4, "random"), src, dst, 4)
+    found = PartitionQuality.measure(assignment, src, dst, 4)
+    assert sum(found.halo) < sum(random.halo)
+    assert found.balance <= 1.06
