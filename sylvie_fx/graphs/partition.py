@@ -31,10 +31,10 @@ def partition_nodes(
         src: Source of each edge, any integer dtype, shape (E,).
         dst: Destination of each edge, likewise.
         parts: Number of parts.
-        method: "metis" (the fewest halo rows of what METIS finds by
-            recursive bisection, k-way, and for its volume objective, on the symmetrised simple graph), "contiguous" (equal ranges of node ids),
-            "metis-volume" (the fewest halo rows that METIS finds), "hypergraph" (the same by Mt-KaHyPar, an extra),
-            "random" (equal parts of a permutation), or the user's own assignment, an integer tensor of shape (N,).
+        method: "metis" (the fewest halo rows of what METIS finds by recursive bisection, k-way, and for its volume
+            objective, on the symmetrised simple graph), "metis-volume" (the last of them), "hypergraph" (halo rows by
+            Mt-KaHyPar, an extra), "contiguous" (equal ranges of node ids), "random" (equal parts of a permutation), or
+            the user's own assignment, an integer tensor of shape (N,).
         seed: Decides the result together with the graph.
         balance: Largest part relative to the mean that METIS may make.
 

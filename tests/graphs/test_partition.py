@@ -80,7 +80,7 @@ EDGE = (torch.tensor([0]), torch.tensor([1]))
         (0, (EDGE[0][:0], EDGE[0][:0]), 1, {}, "no nodes"),
         (2, EDGE, 3, {}, "2 nodes and can not be split into 3 parts. every rank needs a node. start at most 2 ranks"),
         (2, EDGE, 0, {}, "into 0 parts"),
-        (2, EDGE, 2, {"method": "louvain"}, "no partition method 'louvain'. use metis, contiguous, random"),
+        (2, EDGE, 2, {"method": "louvain"}, "no partition method 'louvain'. use metis, metis-volume, hypergraph, contiguous, random"),
         (2, EDGE, 2, {"balance": 0.9}, "balance"),
         (2, EDGE, 2, {"method": torch.tensor([0, 1, 0])}, r"shape \(3,\) for 2 nodes"),
         (2, EDGE, 2, {"method": torch.tensor([0.0, 1.0])}, "dtype torch.float32"),
