@@ -10,6 +10,7 @@ ranks that are threads of this process, which gives the numbers that processes w
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import time
@@ -52,7 +53,7 @@ def make(name: str, graph: GraphData, hidden: int, layers: int, dropout: float, 
     """A network by name."""
     sizes = [graph.x.shape[1], *[hidden] * (layers - 1), graph.num_classes]
     convs: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for i, (a, b) in enumerate(itertools.pairwise(sizes)):
         last = i + 1 == layers
         if name == "GCN":
             convs.append(GCNConv(a, b))

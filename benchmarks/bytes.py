@@ -1,4 +1,4 @@
-"""Bytes of one training step, counted at the transport: exchanges at the gather against the minimum cut, float32 and one bit.
+"""Bytes of a training step, counted at the transport: exchanges at the gather, and at the minimum cut.
 
     python benchmarks/bytes.py [--parts 4] [--hidden 256]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -45,7 +46,7 @@ class Propagation(nn.Module):
 
 def models(features: int, hidden: int, classes: int) -> dict[str, Callable[[], nn.Module]]:
     def layers(conv: Callable[[int, int], nn.Module], *sizes: int) -> Callable[[], nn.Module]:
-        return lambda: Stack(*(conv(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)))
+        return lambda: Stack(*(conv(a, b) for a, b in itertools.pairwise(sizes)))
 
     def gin(a: int, b: int) -> nn.Module:
         return GINConv(nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, b)))
@@ -86,7 +87,9 @@ def count(make: Callable[[], nn.Module], parts: int, naive: bool, bits: int, ste
             return plain(sends, receives, label)
 
         transport.exchange = counted  # type: ignore[method-assign,assignment]
-        net = sylvie_fx.DistributedModule(copy.deepcopy(model), sylvie_fx.Options(bits=bits), pipeline, transport, cache)
+        net = sylvie_fx.DistributedModule(
+            copy.deepcopy(model), sylvie_fx.Options(bits=bits), pipeline, transport, cache
+        )
         x, edges, y = net.shard(graph.x, graph.edge_index, graph.y)
         for _ in range(steps):
             before = sent[0], transport.bytes_sent

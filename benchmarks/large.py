@@ -34,9 +34,10 @@ def worker(kind: str, nodes: int, edges: int, bits: int, epochs: int) -> None:
     y = torch.randint(16, (nodes,), generator=generator)
     torch.manual_seed(0)
     if kind == "dgl":
-        import sylvie_fx.dgl  # noqa: F401
         import dgl
         from dgl.nn import GraphConv
+
+        import sylvie_fx.dgl
 
         graph = dgl.add_self_loop(dgl.graph((edge_index[0], edge_index[1]), num_nodes=nodes))
         model: nn.Module = _Layers(GraphConv(128, 64), GraphConv(64, 16), graph_first=True)

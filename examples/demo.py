@@ -96,7 +96,9 @@ def main() -> int:
     console.print(table)
     largest = max(abs(a - b) for a, b in pairs)
     console.print(f"largest difference over {options.epochs} epochs: {largest:.1e}")
-    console.print(f"test accuracy: {single['accuracy']:.4f} on one device, {spread['accuracy']:.4f} on {options.parts} processes")
+    console.print(
+        f"test accuracy: {single['accuracy']:.4f} on one device, {spread['accuracy']:.4f} on {options.parts} processes"
+    )
     print(spread["table"])
     return 0
 

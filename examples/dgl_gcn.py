@@ -1,4 +1,4 @@
-"""A two-layer GCN in DGL on a real graph: an ordinary one-device script, and the lines marked (*) that distribute it."""
+"""A two-layer GCN in DGL on a real graph: an ordinary one-device script; the lines marked (*) distribute it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sylvie_fx.dgl  # (*) makes DGL importable beside a current torch
+
 import dgl  # isort: skip
 from dgl.nn import GraphConv
 

@@ -1,4 +1,4 @@
-"""A two-layer GAT in PyG on a real graph: an ordinary one-device script, and the lines marked (*) that distribute it."""
+"""A two-layer GAT in PyG on a real graph: an ordinary one-device script; the lines marked (*) distribute it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def main() -> None:
     model, data, _ = build()
     model = sylvie_fx.distribute(model)  # (*)
     data = model.shard(*data)  # (*)
-    x, edge_index, y, train, test = data
+    x, edge_index, y, _, test = data
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
     for epoch in range(1, 101):
         model.train()

@@ -1,6 +1,8 @@
-"""GraphSAGE in plain torch with a sparse adjacency: a one-device script, and the lines marked (*) that distribute it."""
+"""GraphSAGE in plain torch on a sparse adjacency: a one-device script; the lines marked (*) distribute it."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +15,7 @@ from sylvie_fx.graphs.datasets import demo_graph
 class SAGE(nn.Module):
     def __init__(self, sizes: list[int]) -> None:
         super().__init__()
-        pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
+        pairs = list(itertools.pairwise(sizes))
         self.own = nn.ModuleList(nn.Linear(a, b) for a, b in pairs)
         self.neighbours = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairs)
 
@@ -46,7 +48,7 @@ def main() -> None:
     model, data, _ = build()
     model = sylvie_fx.distribute(model)  # (*)
     data = model.shard(*data)  # (*)
-    x, adjacency, y, train, test = data
+    x, adjacency, y, _, test = data
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
     for epoch in range(1, 51):
         model.train()

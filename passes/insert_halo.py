@@ -1,4 +1,4 @@
-"""Insert the exchanges: halo rows in front of gathers, partial sums behind scatters, moved rows where layouts differ."""
+"""Insert the exchanges: halo rows before gathers, partial sums after scatters, moved rows where layouts differ."""
 
 from __future__ import annotations
 

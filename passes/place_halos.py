@@ -23,7 +23,7 @@ from sylvie_fx.passes.infer_placement import SHAPED
 aten = torch.ops.aten
 
 BYTES_A_FLOP = 0.01
-"""Price of recomputing on halo rows, in bytes of wire: a 1 Gbit/s link moves a byte while a core makes 100 operations."""
+"""Price of recomputing on halo rows, in bytes: a 1 Gbit/s link moves a byte while a core makes 100 operations."""
 
 _FIXED = frozenset(
     {ops.gather, ops.scatter, ops.spmm, ops.halo_exchange, ops.halo_reduce, ops.relayout, ops.all_reduce}
@@ -35,10 +35,10 @@ class PlaceHalos(Pass):
     """Let the values cross that cost the fewest bytes, and recompute what is row-local on the halo rows.
 
     A gather needs a value on own and halo rows; what lies between two aggregations can be computed on either side of
-    the wire. For each exchange the values that cross are a minimum cut (Ford and Fulkerson, 1956; networkx) between what
-    only the owner can know (inputs, aggregated neighbours) and what is gathered. A value's capacity is its bytes a row
-    and step with its codec, forward and backward; an input without gradient crosses once and costs nothing; recomputing
-    costs a little, so that ties go to less work.
+    the wire. For each exchange the values that cross are a minimum cut (Ford and Fulkerson, 1956; networkx) between
+    what only the owner can know (inputs, aggregated neighbours) and what is gathered. A value's capacity is its bytes a
+    row and step with its codec, forward and backward; an input without gradient crosses once and costs nothing;
+    recomputing costs a little, so that ties go to less work.
 
     Requires: insert-halo.
     Ensures: no exchange costs more bytes than before; what crosses is enough for every gather of the exchange.
@@ -165,7 +165,9 @@ class _Cut:
         return list(seen)
 
     def _can_cross(self, node: fx.Node) -> bool:
-        return (is_tensor(node) and node.op != "placeholder") or (node.op == "placeholder" and not self._recomputable(node))
+        return (is_tensor(node) and node.op != "placeholder") or (
+            node.op == "placeholder" and not self._recomputable(node)
+        )
 
     def _bytes(self, node: fx.Node, module: str) -> float:
         """Bytes a row and step, forward and backward."""
@@ -200,7 +202,7 @@ class _Cut:
         return float(columns * inner)
 
     def _minimum(self, region: list[fx.Node], wanted: list[fx.Node], module: str) -> list[fx.Node]:
-        """The values of a minimum cut. Capacities are whole thousandths of a byte: sums of floats would break ties at random."""
+        """The values of a minimum cut. Capacities are whole thousandths of a byte, so that ties are ties."""
         network = nx.DiGraph()
         network.add_node("owner")
         network.add_node("halo")
@@ -222,7 +224,6 @@ class _Cut:
         _, (owner_side, _) = nx.minimum_cut(network, "owner", "halo")
         return [n for n in region if (n, "in") in owner_side and (n, "out") not in owner_side]
 
-    # --- rewriting -----------------------------------------------------------------------------------------------------
 
     def _extend(self, node: fx.Node) -> fx.Node:
         """The value on own and halo rows."""

@@ -21,9 +21,9 @@ class Quantize(Pass):
     """Number the exchanges and choose from the options how their rows travel (Sylvie's Low-bit Module).
 
     Requires: insert-halo.
-    Ensures: every exchange has a site with a coding. A value that depends on inputs alone crosses once, exactly; numbers
-    that are not floating point travel exactly; partial sums and moved rows are coded plain, since only rows that come
-    back in the same place at every step have a reconstruction to differ from.
+    Ensures: every exchange has a site with a coding. A value that depends on inputs alone crosses once, exactly;
+    numbers that are not floating point travel exactly; partial sums and moved rows are coded plain, since only rows
+    that come back in the same place at every step have a reconstruction to differ from.
 
     Before::
 

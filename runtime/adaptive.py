@@ -114,7 +114,7 @@ class WidthController:
     """Chooses the widths of a machine's channels again every few steps; every rank makes the same choice.
 
     Args:
-        channels: The channels with adaptive width, in the order of their sites, each with its direction (True: backward).
+        channels: The channels with adaptive width, by site, each with its direction (True: backward).
         options: The options of distribute().
         transport: For the sum of what ranks measured.
     """

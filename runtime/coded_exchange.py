@@ -100,8 +100,8 @@ class Channel:
     ) -> None:
         """Code the difference to a shift that both ends move by a part of what was decoded.
 
-        DIANA (Mishchenko et al., 2019): unbiased like plain rounding, and its noise vanishes as the shift approaches the
-        rows. The shift moves by 1 / (1 + w), w being the variance of the rounding relative to the rows'.
+        DIANA (Mishchenko et al., 2019): unbiased like plain rounding, and its noise vanishes as the shift approaches
+        the rows. The shift moves by 1 / (1 + w), w being the variance of the rounding relative to the rows'.
         """
         columns = values.shape[1]
         chosen = values.index_select(0, self.rows).to(torch.float32)

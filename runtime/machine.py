@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,7 +17,7 @@ from sylvie_fx.runtime.adaptive import WidthController
 from sylvie_fx.runtime.aggregation import Aggregations
 from sylvie_fx.runtime.bind import Bound
 from sylvie_fx.runtime.coded_exchange import Channel, CodedHaloExchange, CodedHaloReduce, CodedLink
-from sylvie_fx.runtime.exchange import apply, AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients
+from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients, apply
 from sylvie_fx.runtime.transport import Transport
 
 
@@ -137,7 +137,7 @@ class Machine:
                 if node.target is ops.spmm or node.target is ops.scatter:
                     values[node] = self.aggregations.run(node, args)
                 else:
-                    values[node] = self._crossing.get(node.target, node.target)(*args, **kwargs)  # type: ignore[arg-type,operator]
+                    values[node] = self._crossing.get(node.target, node.target)(*args, **kwargs)
             for used in self._last_use.get(node, ()):
                 values.pop(used, None)
         raise AssertionError("a program ends with an output")
@@ -192,14 +192,14 @@ class Machine:
 
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
         if op == "sum":
-            return apply(AllReduce, x, self.transport, self._label("all_reduce"))
+            return cast(Tensor, apply(AllReduce, x, self.transport, self._label("all_reduce")))
         return self.transport.all_reduce(x.detach(), self._label("all_reduce"), op)  # type: ignore[arg-type]
 
     def _replicated_output(self, x: Tensor) -> Tensor:
-        return apply(ReplicatedOutput, x, self.transport.rank)
+        return cast(Tensor, apply(ReplicatedOutput, x, self.transport.rank))
 
     def _sync_gradients(self, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-        return apply(SyncGradients, self.transport, self._label("parameters"), *parameters)
+        return cast("tuple[Tensor, ...]", apply(SyncGradients, self.transport, self._label("parameters"), *parameters))
 
     def _dropout(self, x: Tensor, keys: Tensor | None, p: float, site: int, dim: int = 0) -> Tensor:
         if keys is None:

@@ -48,7 +48,7 @@ _CHUNK = 1 << 16  # entries of a mask made at once, so that its passes stay in t
 
 
 def _mix_(h: Tensor) -> Tensor:
-    """The murmur3 finaliser in place on int32, whose products wrap; shifts are masked to be those of unsigned numbers."""
+    """The murmur3 finaliser in place on int32, whose products wrap; masked shifts are those of unsigned numbers."""
     h.bitwise_xor_((h >> 16).bitwise_and_(0xFFFF)).mul_(_MIX_A)
     h.bitwise_xor_((h >> 13).bitwise_and_(0x7FFFF)).mul_(_MIX_B)
     return h.bitwise_xor_((h >> 16).bitwise_and_(0xFFFF))
@@ -113,9 +113,9 @@ def check(condition: Tensor | bool, decided: str, where: str) -> None:
         BranchError: It does not.
     """
     if not bool(condition):
-        raise BranchError(f"the forward pass branches on the graph, and was captured where {decided}", where=where or None,
+        raise BranchError(f"the forward pass branches on the graph, captured where {decided}", where=where or None,
                           why="on this graph that does not hold",
-                          remedy="express the branch with tensor operations (torch.where), or move it out of forward")  # fmt: skip
+                          remedy="express the branch with torch.where, or move it out of forward")  # fmt: skip
 
 
 def _update_running(
@@ -148,7 +148,8 @@ _define("scatter(Tensor e, Tensor index, SymInt rows, str reduce, int dim=0) -> 
 _define("spmm(Tensor x, Tensor src, Tensor dst, Tensor? weight, SymInt rows, str reduce) -> Tensor", _spmm)
 _define("node_dropout(Tensor x, Tensor? keys, float p, int site, int dim=0) -> Tensor", _node_dropout)
 _define(
-    "update_running(Tensor(a!) mean, Tensor(b!) variance, Tensor new_mean, Tensor new_variance, SymInt rows, float momentum) -> ()",
+    "update_running(Tensor(a!) mean, Tensor(b!) variance, Tensor new_mean, Tensor new_variance, "
+    "SymInt rows, float momentum) -> ()",
     _update_running,
 )
 for _schema in (

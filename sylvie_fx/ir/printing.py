@@ -65,8 +65,7 @@ def statement(program: Program, node: fx.Node) -> str:
 def operator_name(target: Any) -> str:
     """``aten.add``, ``sylvie.gather``: the overload only where it is not the default one."""
     if isinstance(target, torch._ops.OpOverload):
-        name = str(target).removesuffix(".default")
-        return name
+        return str(target).removesuffix(".default")
     return getattr(target, "__name__", str(target))
 
 

@@ -183,7 +183,8 @@ class Program:
         """The main placeholder that ``table`` binds to ``key``, made in front of the graph if there is none yet."""
         for name, known in table.items():
             if known == key:
-                return next(n for n in self.graph.nodes if n.name == name)
+                found: fx.Node = next(n for n in self.graph.nodes if n.name == name)
+                return found
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(prefix)
         node.meta["val"] = val
@@ -200,7 +201,8 @@ class Program:
         return Program(
             _copy_module(self.module), list(self.inputs), dict(self.sizes), self.mode,
             _copy_module(self.prologue) if self.prologue is not None else None,
-            copy.copy(self.components), copy.copy(self.slots), dict(self.localized), dict(self.counts), dict(self.numbers),
+            copy.copy(self.components), copy.copy(self.slots), dict(self.localized),
+            dict(self.counts), dict(self.numbers),
             dict(self.row_ids), dict(self.codings),
         )  # fmt: skip
 

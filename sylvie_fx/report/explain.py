@@ -128,7 +128,8 @@ def explain(program: Program, bound: Any, options: Options) -> str:
         table.add_row(row.kind, row.value, row.module, where, str(row.columns), *counts, str(row.coding), row.why)
     total = sum(r.bytes or 0 for r in rows)
     reduces = sum(1 for n in program.graph.nodes if n.target is ops.all_reduce)
-    table.caption = (f"{len(rows)} exchanges, about {total:,} bytes a step from this rank; {reduces} small all_reduce forward; "
+    table.caption = (f"{len(rows)} exchanges, about {total:,} bytes a step from this rank; "
+                     f"{reduces} small all_reduce forward; "
                      "one all_reduce for the gradients of the parameters")  # fmt: skip
     buffer = io.StringIO()
     Console(file=buffer, width=160, no_color=True).print(table)

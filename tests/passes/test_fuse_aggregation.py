@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import torch
+from exchange_models import Attention, Sum, compiled, graph, lines
 from torch import Tensor, nn
 
 import sylvie_fx
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.fuse_aggregation import FuseAggregation
-
-from .exchange_models import Attention, Sum, compiled, graph, lines
 
 
 class Weighted(nn.Module):

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import torch
+from exchange_models import BothWays, Stack, Sum, compiled, graph, lines
 
 import sylvie_fx
 from sylvie_fx.ir.placement import Rows
 from sylvie_fx.ir.program import meta
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.insert_halo import InsertHalo
-
-from .exchange_models import BothWays, Stack, Sum, compiled, graph, lines
 
 NAIVE = sylvie_fx.default_passes().without("place-halos", "fuse-aggregation", "quantize")
 

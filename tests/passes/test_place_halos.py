@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import torch
+from exchange_models import Attention, Stack, Sum, compiled, graph, lines
 from torch import nn
 
 import sylvie_fx
@@ -9,8 +10,6 @@ from sylvie_fx.ir.options import Options
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.place_halos import PlaceHalos
 from sylvie_fx.report.explain import exchange_rows
-
-from .exchange_models import Attention, Stack, Sum, compiled, graph, lines
 
 UNFUSED = sylvie_fx.default_passes().without("fuse-aggregation", "quantize")
 

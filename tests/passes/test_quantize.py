@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from exchange_models import BothWays, Stack, Sum, compiled, graph
 
 import sylvie_fx
 from sylvie_fx.engine import ProgramCache
@@ -15,8 +16,6 @@ from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.quantize import Quantize
 from sylvie_fx.runtime.in_process import run_ranks
 from sylvie_fx.runtime.transport import Transport
-
-from .exchange_models import BothWays, Stack, Sum, compiled, graph
 
 
 def codings(net: sylvie_fx.DistributedModule, mode: str = "train") -> list[str]:

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import copy
 
-import torch
+from exchange_models import Sum, compiled, graph, lines
 from torch import Tensor, nn
 
 import sylvie_fx
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.sync_gradients import SyncGradients
-
-from .exchange_models import Sum, compiled, graph, lines
 
 
 class LossInside(nn.Module):
