@@ -137,7 +137,7 @@ class _ExtremeRows(Function):
     @staticmethod
     def forward(ctx: Any, layout: EdgeLayout, x: Tensor, weight: Tensor | None, smallest: bool) -> Tensor:
         rows = layout.by_destination
-        out, ties = backend_for(rows, x).extreme_rows(rows, x, weight, smallest)
+        out, ties = backend_for(rows, x).extreme_rows(rows, x, weight, smallest, any(ctx.needs_input_grad))
         ctx.layout = layout
         ctx.save_for_backward(x, weight, out, ties)
         return out

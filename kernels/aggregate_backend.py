@@ -18,7 +18,9 @@ class Backend(Protocol):
     def sum_rows(self, rows: Rows, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
         """Sums of neighbours."""
 
-    def extreme_rows(self, rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool) -> tuple[Tensor, Tensor]:
+    def extreme_rows(
+        self, rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool, count: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Largest or smallest messages, and how many are equal to them."""
 
     def ties_rows(self, rows: Rows, x: Tensor, weight: Tensor | None, extreme: Tensor, share: Tensor) -> Tensor:

@@ -147,13 +147,14 @@ def sum_rows(
 
 
 def extreme_rows(
-    rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool, *, isa: int = BEST_ISA
-) -> tuple[Tensor, Tensor]:
+    rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool, count: bool, *, isa: int = BEST_ISA
+) -> tuple[Tensor, Tensor | None]:
     """As :func:`sylvie_fx.kernels.aggregate_reference.extreme_rows`."""
     x, heads, dim = x.contiguous(), x.shape[1], x.shape[2]
     weight = None if weight is None else weight.contiguous()
-    out, ties = x.new_empty(rows.rows, heads, dim), x.new_empty(rows.rows, heads, dim)
-    call = _ExtremeCall(x.data_ptr(), _pointer(weight), out.data_ptr(), ties.data_ptr(), heads, dim, smallest, 0)
+    out = x.new_empty(rows.rows, heads, dim)
+    ties = torch.empty_like(out) if count else None
+    call = _ExtremeCall(x.data_ptr(), _pointer(weight), out.data_ptr(), _pointer(ties), heads, dim, smallest, 0)
     _call("extreme", rows, call, x.dtype, isa)
     return out, ties
 

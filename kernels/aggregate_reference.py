@@ -28,12 +28,16 @@ def sum_rows(rows: Rows, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor
     return out / rows.degrees.view(-1, 1, 1) if mean else out
 
 
-def extreme_rows(rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool) -> tuple[Tensor, Tensor]:
-    """``[rows, H, D]`` twice: each row's largest (smallest) message, zero without edges, and how many equal it."""
+def extreme_rows(
+    rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool, count: bool
+) -> tuple[Tensor, Tensor | None]:
+    """``[rows, H, D]``: each row's largest (smallest) message, zero without edges; ``count``: how many equal it."""
     messages = _messages(x, rows.column_index, weight)
     index = rows.row_index.view(-1, 1, 1).expand_as(messages)
     out = x.new_zeros(rows.rows, *x.shape[1:])
     out = out.scatter_reduce(0, index, messages, "amin" if smallest else "amax", include_self=False)
+    if not count:
+        return out, None
     equal = (messages == out.index_select(0, rows.row_index)).to(x.dtype)
     return out, torch.zeros_like(out).index_add_(0, rows.row_index, equal)
 
