@@ -75,22 +75,26 @@ def _rewrite(node: fx.Node) -> None:
     value = new
     for view, base in zip(chain[:-1], chain[1:], strict=True):
         value = _write_back(builder, view, base, value)
-    updated = {root: value, target: new}
-    _redirect(root, value, node)
-    for view in views:  # every other alias of the same memory sees the write as well
-        if view is target:
-            fresh = new
-        else:
+    updated = {root: value}
+
+    def renewed(view: fx.Node) -> fx.Node:
+        """The view of the written memory: what it views was written, so it is taken anew."""
+        if view not in updated:
             base = view.args[0]
             assert isinstance(base, fx.Node)
-            if not any(u > node or u is node for u in view.users):
-                continue
+            operand = renewed(base)
             with node.graph.inserting_before(node):
-                fresh = node.graph.call_function(view.target, (updated.get(base, base), *view.args[1:]), view.kwargs)  # type: ignore[arg-type]
-            copy_meta(view, fresh)
-        updated[view] = fresh
-        _redirect(view, fresh, node)
-    node.replace_all_uses_with(new)
+                updated[view] = node.graph.call_function(view.target, (operand, *view.args[1:]), view.kwargs)  # type: ignore[arg-type]
+            copy_meta(view, updated[view])
+        return updated[view]
+
+    # The result of the in-place operator is its target: a write into the result is a write into the memory too.
+    node.replace_all_uses_with(renewed(target))
+    for view in views:  # every other alias of the same memory sees the write as well
+        if any(u > node for u in view.users):
+            renewed(view)
+    for old, fresh in updated.items():
+        _redirect(old, fresh, node)
     node.graph.erase_node(node)
 
 
