@@ -27,7 +27,6 @@ struct SumCall { // out[r] = sum over edges of weight[edge] * x[column], divided
     const void* weight; // T [edges, H] or null
     void* out;          // T [rows, H, D]
     int64_t heads, dim;
-    int64_t block; // values of a row that are reduced in one sweep over all edges; 0: all
     int32_t mean;
     int32_t reserved;
 };

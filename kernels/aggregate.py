@@ -86,7 +86,7 @@ def sddmm(layout: EdgeLayout, u: Tensor, v: Tensor, op: EdgeOp) -> Tensor:
     """
     dtype = torch.promote_types(_checked("u", u, layout.n_src, layout), _checked("v", v, layout.n_dst, layout))
     try:
-        shape = torch.broadcast_shapes(u.shape[1:], v.shape[1:])  # type: ignore[no-untyped-call]
+        shape = torch.broadcast_shapes(u.shape[1:], v.shape[1:])
     except RuntimeError as error:
         raise KernelError(f"the values of u {tuple(u.shape)} and v {tuple(v.shape)} do not broadcast") from error
     u, v = (_widened(end, shape).to(autograd.as_computed(dtype)) for end in (u, v))

@@ -38,7 +38,7 @@ class _Run(ctypes.Structure):
 
 class _SumCall(ctypes.Structure):
     _fields_ = (
-        ("x", _Pointer), ("weight", _Pointer), ("out", _Pointer), ("heads", _Size), ("dim", _Size), ("block", _Size),
+        ("x", _Pointer), ("weight", _Pointer), ("out", _Pointer), ("heads", _Size), ("dim", _Size),
         ("mean", _Int), ("reserved", _Int),
     )  # fmt: skip
 
@@ -125,9 +125,7 @@ def _call(name: str, rows: Rows, call: ctypes.Structure, dtype: torch.dtype, isa
     getattr(_loaded(), f"sylvie_aggregate_{name}")(ctypes.byref(edges), ctypes.byref(run), ctypes.byref(call))
 
 
-def sum_rows(
-    rows: Rows, x: Tensor, weight: Tensor | None, mean: bool, *, isa: int = BEST_ISA, block: int = 0
-) -> Tensor:
+def sum_rows(rows: Rows, x: Tensor, weight: Tensor | None, mean: bool, *, isa: int = BEST_ISA) -> Tensor:
     """As :func:`sylvie_fx.kernels.aggregate_reference.sum_rows`.
 
     Args:
@@ -136,12 +134,11 @@ def sum_rows(
         weight: ``[edges, H]`` or None.
         mean: Divide by the number of edges.
         isa: The best instruction set to use, a key of ``ISA_NAMES``; the machine's own is the other bound.
-        block: Values of a row that one sweep over the edges takes; 0 for all.
     """
     x, heads, dim = x.contiguous(), x.shape[1], x.shape[2]
     weight = None if weight is None else weight.contiguous()
     out = x.new_empty(rows.rows, heads, dim)
-    call = _SumCall(x.data_ptr(), _pointer(weight), out.data_ptr(), heads, dim, block, mean, 0)
+    call = _SumCall(x.data_ptr(), _pointer(weight), out.data_ptr(), heads, dim, mean, 0)
     _call("sum", rows, call, x.dtype, isa)
     return out
 

@@ -101,13 +101,6 @@ def test_agrees_with_the_reference(heads: int, dim: int, order: str, dtype: torc
             torch.testing.assert_close(own, other, **near)
 
 
-@compiled
-@pytest.mark.parametrize("block", [1, 16, 40, 64, 1000])
-def test_blocks_of_values_change_nothing(block: int) -> None:
-    rows, x = _graph("random").by_destination, torch.randn(50, 1, 300)
-    assert torch.equal(cpu.sum_rows(rows, x, None, True, block=block), cpu.sum_rows(rows, x, None, True))
-
-
 @pytest.fixture
 def threads() -> Iterator[None]:
     before = torch.get_num_threads()
