@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torch import fx
+from torch import Tensor, fx
 
 from sylvie_fx.ir.errors import PassError
 from sylvie_fx.ir.options import Options
@@ -15,9 +15,17 @@ from sylvie_fx.ir.program import Program, meta
 
 @dataclass(frozen=True)
 class PassContext:
-    """What a pass may look at besides the program."""
+    """What a pass may look at besides the program.
 
-    options: Options = Options()
+    Attributes:
+        options: The options of distribute().
+        captured: The program as it was captured; None where nothing is to be compared with it.
+        samples: The tensors that it was captured with.
+    """
+
+    options: Options = field(default_factory=Options)
+    captured: Program | None = None
+    samples: tuple[Tensor, ...] = ()
 
 
 class Pass(ABC):
@@ -42,5 +50,4 @@ def refuse(node: fx.Node, what: str, why: str, remedy: str) -> PassError:
     """The error for an operator of the user's model, at its source line and module."""
     known = meta(node)
     place = f" in module {known.module!r}" if known.module else ""
-    error = PassError(what + place, where=known.where or None, why=why, remedy=remedy)
-    return error
+    return PassError(what + place, where=known.where or None, why=why, remedy=remedy)

@@ -6,12 +6,15 @@ from sylvie_fx.passes.canonicalize import Canonicalize
 from sylvie_fx.passes.decompose import Decompose
 from sylvie_fx.passes.functionalize import Functionalize
 from sylvie_fx.passes.fuse_aggregation import FuseAggregation
+from sylvie_fx.passes.fuse_attention import FuseAttention, FuseScores
+from sylvie_fx.passes.fuse_softmax import FuseSoftmax
 from sylvie_fx.passes.global_reductions import GlobalReductions
 from sylvie_fx.passes.infer_placement import InferPlacement
 from sylvie_fx.passes.insert_halo import InsertHalo
 from sylvie_fx.passes.manager import PassManager
 from sylvie_fx.passes.place_halos import PlaceHalos
 from sylvie_fx.passes.quantize import Quantize
+from sylvie_fx.passes.sample_check import SampleCheck
 from sylvie_fx.passes.split_prologue import SplitPrologue
 from sylvie_fx.passes.sync_gradients import SyncGradients
 
@@ -22,12 +25,16 @@ def default_passes() -> PassManager:
         Functionalize(),
         Decompose(),
         Canonicalize(),
+        SampleCheck(),
         SplitPrologue(),
         InferPlacement(),
         GlobalReductions(),
         InsertHalo(),
         PlaceHalos(),
+        FuseSoftmax(),
         FuseAggregation(),
+        FuseAttention(),
+        FuseScores(),
         Quantize(),
         SyncGradients(),
     ])  # fmt: skip

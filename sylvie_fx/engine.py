@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from sylvie_fx.capture.export import Call, Captured, capture, plain_call
 from sylvie_fx.capture.inputs import FlatCall
+from sylvie_fx.debug import DebugOptions
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
 from sylvie_fx.ir.errors import BranchError, CaptureError
 from sylvie_fx.ir.options import Options
@@ -39,7 +40,7 @@ from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.manager import PassManager, Snapshot
 from sylvie_fx.runtime.bind import Binder, Bound, run_prologue
 from sylvie_fx.runtime.machine import Machine
-from sylvie_fx.runtime.transport import Transport
+from sylvie_fx.runtime.metered import MeteredTransport
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,18 @@ class _Binding:
     spaces: list[Space]
 
 
+class Function(nn.Module):
+    """A function of torch as a module, for the capture."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self.function(*args, **kwargs)
+
+
 class Engine:
     """Compiles and runs calls on one rank.
 
@@ -91,12 +104,19 @@ class Engine:
         options: The options of distribute().
         passes: The pipeline.
         cache: Shared programs.
+        debug: What to log.
     """
 
     def __init__(
-        self, transport: Transport, options: Options, passes: PassManager, cache: ProgramCache | None = None
+        self,
+        transport: MeteredTransport,
+        options: Options,
+        passes: PassManager,
+        cache: ProgramCache | None = None,
+        debug: DebugOptions | None = None,
     ) -> None:
         self.transport, self.options, self.passes = transport, options, passes
+        self.debug = debug or DebugOptions()
         self.cache = cache or ProgramCache()
         self.call: Call = plain_call
         self.draws = itertools.count()
@@ -196,15 +216,19 @@ class Engine:
             captured = capture(
                 module, inputs, samples, lambda tensors: call.rebuild(tensors[:count]), self.call, decide=whole_graph
             )
-        program, snapshots = self.passes.run(captured.program, PassContext(self.options))
+        original = None if isinstance(module, Function) else captured.program.snapshot()
+        context = PassContext(self.options, original, tuple(samples))
+        program, snapshots = self.passes.run(captured.program, context)
+        if not isinstance(module, Function):
+            self.debug.show(snapshots)
         return Compiled(captured, program, snapshots, list(call.stand_ins))
 
     def run(
         self,
         module: nn.Module,
+        found: tuple[Compiled, Hashable],
         leaves: Sequence[Leaf],
         call: FlatCall,
-        key: Hashable,
         step: int,
         wrap: Callable[[Tensor, Sharding], Tensor],
     ) -> Any:
@@ -212,13 +236,13 @@ class Engine:
 
         Args:
             module: What is called.
+            found: What :meth:`compile` gave for this call.
             leaves: The call's tensors.
             call: The call, taken apart.
-            key: What else the program depends on: the mode, which parameters need gradients.
             step: Training step, part of dropout's key.
             wrap: Makes a sharded tensor of a result that lives in rows.
         """
-        compiled, signature = self.compile(module, leaves, call, key)
+        compiled, signature = found
         graph = graph_of(leaves)
         binding = self._bind(module, compiled, signature, leaves, call, graph)
         names = [item.name for item in compiled.program.inputs]
