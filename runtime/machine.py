@@ -134,7 +134,7 @@ class Machine:
                 return list(_lookup(node.args[0], values))
             else:
                 args, kwargs = _lookup(node.args, values), _lookup(node.kwargs, values)
-                if node.target is ops.spmm or node.target is ops.scatter:
+                if node.target in self.aggregations.targets:
                     values[node] = self.aggregations.run(node, args)
                 else:
                     values[node] = self._crossing.get(node.target, node.target)(*args, **kwargs)

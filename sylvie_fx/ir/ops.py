@@ -7,6 +7,8 @@ needs the transport and the exchange plan that its ``slot`` names.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,35 @@ def _spmm(x: Tensor, src: Tensor, dst: Tensor, weight: Tensor | None, rows: int,
     if weight is not None:
         messages = messages * weight.reshape(*weight.shape, *[1] * (messages.dim() - weight.dim()))
     return _scatter(messages, dst, rows, reduce)
+
+
+def _segment_softmax(e: Tensor, index: Tensor, rows: int) -> Tensor:
+    powers = (e - _scatter(e.detach(), index, rows, "amax").index_select(0, index)).exp()
+    return powers / _scatter(powers, index, rows, "sum").index_select(0, index)
+
+
+def _sddmm(u: Tensor, src: Tensor, v: Tensor, dst: Tensor, op: str) -> Tensor:
+    left, right = u.index_select(0, src), v.index_select(0, dst)
+    if op in ("add", "sub"):
+        return left + right if op == "add" else left - right
+    return left * right if op == "mul" else (left * right).sum(-1)
+
+
+def _attention(
+    x: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    source_score: Tensor,
+    target_score: Tensor,
+    keep: Tensor | None,
+    rows: int,
+    negative_slope: float,
+) -> Tensor:
+    scores = torch.nn.functional.leaky_relu(_sddmm(source_score, src, target_score, dst, "add"), negative_slope)
+    weight = _segment_softmax(scores, dst, rows)
+    weight = (weight if keep is None else weight * keep).flatten(1)
+    heads = x.reshape(x.shape[0], weight.shape[1], -1)
+    return _spmm(heads, src, dst, weight, rows, "sum").view(rows, *x.shape[1:])
 
 
 def _signed(value: int) -> int:
@@ -118,6 +149,21 @@ def check(condition: Tensor | bool, decided: str, where: str) -> None:
                           remedy="express the branch with torch.where, or move it out of forward")  # fmt: skip
 
 
+def check_size(value: Any, path: list[int | str], expected: int, decided: str, where: str = "") -> None:
+    """As :func:`check`, of a size that depends on values and was taken for a number.
+
+    Args:
+        value: What an operator returned.
+        path: How the size is found in it: indices, and ``size`` for the shape of a tensor.
+        expected: What the capture took it for.
+        decided: As a sentence.
+        where: The user's line.
+    """
+    for step in path:
+        value = value[step] if isinstance(step, int) else getattr(value, step)()
+    check(value == expected, decided, where)
+
+
 def _update_running(
     mean: Tensor, variance: Tensor, new_mean: Tensor, new_variance: Tensor, rows: int, momentum: float
 ) -> None:
@@ -146,6 +192,13 @@ def _crossing(name: str) -> object:
 _define("gather(Tensor x, Tensor index, int dim=0) -> Tensor", _gather)
 _define("scatter(Tensor e, Tensor index, SymInt rows, str reduce, int dim=0) -> Tensor", _scatter)
 _define("spmm(Tensor x, Tensor src, Tensor dst, Tensor? weight, SymInt rows, str reduce) -> Tensor", _spmm)
+_define("segment_softmax(Tensor e, Tensor index, SymInt rows) -> Tensor", _segment_softmax)
+_define("sddmm(Tensor u, Tensor src, Tensor v, Tensor dst, str op) -> Tensor", _sddmm)
+_define(
+    "attention(Tensor x, Tensor src, Tensor dst, Tensor source_score, Tensor target_score, Tensor? keep, "
+    "SymInt rows, float negative_slope) -> Tensor",
+    _attention,
+)
 _define("node_dropout(Tensor x, Tensor? keys, float p, int site, int dim=0) -> Tensor", _node_dropout)
 _define(
     "update_running(Tensor(a!) mean, Tensor(b!) variance, Tensor new_mean, Tensor new_variance, "
@@ -165,6 +218,9 @@ for _schema in (
 gather = torch.ops.sylvie.gather.default
 scatter = torch.ops.sylvie.scatter.default
 spmm = torch.ops.sylvie.spmm.default
+segment_softmax = torch.ops.sylvie.segment_softmax.default
+sddmm = torch.ops.sylvie.sddmm.default
+attention = torch.ops.sylvie.attention.default
 node_dropout = torch.ops.sylvie.node_dropout.default
 update_running = torch.ops.sylvie.update_running.default
 halo_exchange = torch.ops.sylvie.halo_exchange.default

@@ -1,0 +1,244 @@
+"""An epoch on one process beside unmodified PyG and DGL: forward, backward and a step of Adam, one thread.
+
+    python benchmarks/local.py [--full] [--shape power grid hub] [--models GCN GAT …] [--nodes 20000] [--edges 400000]
+                               [--hidden 64] [--rounds 3] [--json FILE]
+
+Every way runs once a round in turn, so that a disturbance of the machine strikes all of them; figures are medians over
+the rounds, with the spread (largest less smallest) in brackets, and ratios are medians of the rounds' ratios. The first
+round, which captures and compiles, is left out. ``ours/PyG`` is the PyG model distributed over one process, ``ours/DGL``
+the DGL model. ``--full`` is 50k nodes and 1.5M edges. Shapes: a power law, a grid, and a random graph with a hub that
+every hundredth edge starts or ends in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sylvie_fx
+from sylvie_fx.graphs.generators import grid_graph, power_law_graph
+
+Way = Callable[[], object]
+FEATURES, CLASSES, HEADS, STEPS = 64, 16, 4, 10
+NAMES = ("GCN", "SAGE mean", "SAGE max", "GAT", "GATv2", "GIN", "APPNP")
+
+
+class Layers(nn.Module):
+    """Two convolutions with a ReLU and dropout between them, or a head behind a propagation."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, graph_first: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.graph_first = first, second, graph_first
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        for i, layer in enumerate((self.first, self.second)):
+            x = F.dropout(F.relu(x), 0.5, self.training) if i else x
+            if isinstance(layer, nn.Linear):
+                x = layer(x)
+            else:
+                x = (layer(graph, x) if self.graph_first else layer(x, graph)).flatten(1)
+        return x
+
+
+def pyg_model(name: str, hidden: int) -> nn.Module:
+    from torch_geometric import nn as pyg
+
+    def make(convolution: Any, **options: Any) -> Layers:
+        return Layers(convolution(FEATURES, hidden, **options), convolution(hidden, CLASSES, **options), False)
+
+    if name == "GIN":
+        return Layers(pyg.GINConv(nn.Linear(FEATURES, hidden)), pyg.GINConv(nn.Linear(hidden, CLASSES)), False)
+    if name == "APPNP":
+        return Layers(nn.Linear(FEATURES, CLASSES), pyg.APPNP(STEPS, 0.1), False)
+    if name.startswith("GAT"):
+        kind = pyg.GATConv if name == "GAT" else pyg.GATv2Conv
+        return Layers(
+            kind(FEATURES, hidden // HEADS, heads=HEADS, dropout=0.5), kind(hidden, CLASSES, dropout=0.5), False
+        )
+    return make(pyg.GCNConv) if name == "GCN" else make(pyg.SAGEConv, aggr=name.split()[1])
+
+
+class MaxSAGE(nn.Module):
+    """The layer that PyG's SAGEConv with aggr="max" is, written against DGL, whose own has a pooling layer in it."""
+
+    def __init__(self, features: int, out: int) -> None:
+        super().__init__()
+        self.neighbours, self.own = nn.Linear(features, out), nn.Linear(features, out, bias=False)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        import dgl.function as fn
+
+        with graph.local_scope():
+            graph.ndata["h"] = x
+            graph.update_all(fn.copy_u("h", "m"), fn.max("m", "h"))
+            return self.neighbours(graph.ndata["h"]) + self.own(x)
+
+
+def dgl_model(name: str, hidden: int) -> nn.Module:
+    import dgl.nn as dgl
+
+    if name == "GCN":
+        return Layers(dgl.GraphConv(FEATURES, hidden), dgl.GraphConv(hidden, CLASSES), True)
+    if name == "SAGE mean":
+        return Layers(dgl.SAGEConv(FEATURES, hidden, "mean"), dgl.SAGEConv(hidden, CLASSES, "mean"), True)
+    if name == "SAGE max":
+        return Layers(MaxSAGE(FEATURES, hidden), MaxSAGE(hidden, CLASSES), True)
+    if name == "GIN":
+        return Layers(dgl.GINConv(nn.Linear(FEATURES, hidden)), dgl.GINConv(nn.Linear(hidden, CLASSES)), True)
+    if name == "APPNP":
+        return Layers(nn.Linear(FEATURES, CLASSES), dgl.APPNPConv(STEPS, 0.1), True)
+    kind = dgl.GATConv if name == "GAT" else dgl.GATv2Conv
+    return Layers(
+        kind(FEATURES, hidden // HEADS, HEADS, attn_drop=0.5), kind(hidden, CLASSES, 1, attn_drop=0.5), True
+    )
+
+
+def make_graph(shape: str, nodes: int, edges: int) -> Tensor:
+    """``[2, edges]`` without self loops."""
+    if shape == "power":
+        index = power_law_graph(nodes, edges // 2, FEATURES, CLASSES).edge_index
+    elif shape == "grid":
+        side = math.isqrt(nodes)
+        index = grid_graph(side, side, FEATURES, CLASSES).edge_index
+    else:
+        index = torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(0))
+        index[0, ::200] = 0
+        index[1, 100::200] = 0
+    return index[:, index[0] != index[1]]
+
+
+def epoch(model: Any, data: tuple[Any, ...], y: Any) -> Way:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(*data), y).backward()
+        optimizer.step()
+
+    return run
+
+
+def distributed(model: nn.Module, *data: Any) -> Way:
+    net = sylvie_fx.distribute(copy.deepcopy(model), bits=32)
+    x, graph, y = net.shard(*data)
+    return epoch(net, (x, graph), y)
+
+
+def ways_of(name: str, index: Tensor, nodes: int, hidden: int) -> dict[str, Way]:
+    """How an epoch of one model can be run; what is not installed, or not taken by a layer, is left out."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(nodes, FEATURES, generator=generator), torch.randint(CLASSES, (nodes,), generator=generator)
+    ways: dict[str, Way] = {}
+    try:
+        import torch_geometric.utils as pyg_utils
+    except ImportError:
+        print("without PyG")
+    else:
+        model = pyg_model(name, hidden)
+        ways["PyG"] = epoch(copy.deepcopy(model), (x, index), y)
+        if not name.startswith("GAT"):  # attention on a CSR tensor would need torch_sparse
+            adjacency = pyg_utils.to_torch_csr_tensor(index.flip(0), size=(nodes, nodes))
+            ways["PyG CSR"] = epoch(copy.deepcopy(model), (x, adjacency), y)
+        ways["ours/PyG"] = distributed(model, x, index, y)
+    try:
+        import dgl
+    except ImportError:
+        print("without DGL")
+    else:
+        model, graph = dgl_model(name, hidden), dgl.graph((index[0], index[1]), num_nodes=nodes)
+        if not name.startswith(("SAGE", "GIN")):
+            graph = dgl.add_self_loop(graph)
+        graph.create_formats_()
+        ways["DGL"] = epoch(copy.deepcopy(model), (x, graph), y)
+        ways["ours/DGL"] = distributed(model, x, graph, y)
+    return ways
+
+
+def measure(ways: dict[str, Way], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds of each way in each round; fewer rounds where they take long."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    begin = time.perf_counter()
+    for number in range(rounds + 1):
+        for name, way in list(ways.items()):
+            start = time.perf_counter()
+            try:
+                way()
+            except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+                print(f"{name} does not run: {str(error).splitlines()[0]}", file=sys.stderr)
+                del ways[name], times[name]
+                continue
+            if number:
+                times[name].append(time.perf_counter() - start)
+        if number and time.perf_counter() - begin > seconds:
+            break
+    return times
+
+
+RATIOS = (("PyG", "ours/PyG"), ("PyG CSR", "ours/PyG"), ("DGL", "ours/PyG"), ("DGL", "ours/DGL"))
+
+
+def ratio(times: dict[str, list[float]], other: str, ours: str) -> float | None:
+    if other not in times or ours not in times:
+        return None
+    return statistics.median(a / b for a, b in zip(times[other], times[ours], strict=True))
+
+
+def row(model: str, shape: str, times: dict[str, list[float]]) -> str:
+    cells = []
+    for way in ("PyG", "PyG CSR", "DGL", "ours/PyG", "ours/DGL"):
+        spent = [1e3 * t for t in times.get(way, [])]
+        cells.append(f"{statistics.median(spent):.0f} ({max(spent) - min(spent):.0f})" if spent else "-")
+    for pair in RATIOS:
+        found = ratio(times, *pair)
+        cells.append("-" if found is None else f"{found:.2f}")
+    return f"| {model} | {shape} | " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=20_000)
+    parser.add_argument("--edges", type=int, default=400_000)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20.0, help="no further round of a model after so many seconds")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shape", nargs="*", choices=("power", "grid", "hub"), default=["power"])
+    parser.add_argument("--models", nargs="*", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--skip", nargs="*", default=[], help="ways that are not run, such as PyG")
+    parser.add_argument("--full", action="store_true", help="50k nodes, 1.5M edges")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.full:
+        options.nodes, options.edges, options.seconds = 50_000, 1_500_000, 120.0
+    torch.set_num_threads(options.threads)
+    records = []
+    print(f"{options.nodes} nodes, {options.edges} edges, {options.hidden} hidden, {options.threads} thread(s), ms an epoch (spread)")
+    print("| model | graph | PyG | PyG CSR | DGL | ours/PyG | ours/DGL | PyG : ours | CSR : ours | DGL : ours/PyG | DGL : ours/DGL |")
+    print("| --- | --- " + "| ---: " * 9 + "|")
+    for shape in options.shape:
+        index = make_graph(shape, options.nodes, options.edges)
+        nodes = math.isqrt(options.nodes) ** 2 if shape == "grid" else options.nodes
+        for name in options.models:
+            torch.manual_seed(0)
+            ways = {k: w for k, w in ways_of(name, index, nodes, options.hidden).items() if k not in options.skip}
+            times = measure(ways, options.rounds, options.seconds)
+            records.append({"model": name, "graph": shape, "seconds": times})
+            print(row(name, shape, times), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({"options": vars(options) | {"json": None}, "records": records}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
