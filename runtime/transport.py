@@ -41,15 +41,19 @@ class Transport(Protocol):
         rank: This rank, 0 to size - 1.
         size: Number of ranks.
         timeout: Seconds that a wait lasts at most.
-        bytes_sent: Payload bytes sent since the start.
-        messages_sent: Messages sent since the start.
     """
 
     rank: int
     size: int
     timeout: float
-    bytes_sent: int
-    messages_sent: int
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes sent since the start."""
+
+    @property
+    def messages_sent(self) -> int:
+        """Messages sent since the start."""
 
     def exchange(self, sends: Sequence[Tensor | None], receives: Sequence[Tensor | None], label: str) -> Pending:
         """Start one message to and from every peer.

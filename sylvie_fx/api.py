@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import sylvie_fx.node_functions  # noqa: F401  what a NodeTensor answers
-from sylvie_fx.capture.held import HeldGraph, find_held, replaced
 from sylvie_fx.capture.inputs import FlatCall, flatten_call
+from sylvie_fx.debug import DebugOptions
 from sylvie_fx.engine import Compiled, Engine, ProgramCache
-from sylvie_fx.ir.errors import CaptureError, OptionError
+from sylvie_fx.holdings import Holdings
+from sylvie_fx.ir.errors import CaptureError, OptionError, PassError, SylvieError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
 from sylvie_fx.leaves import Leaf, Sharding
 from sylvie_fx.node_tensor import leaf_of, node_tensor
 from sylvie_fx.passes.manager import PassManager, Snapshot
 from sylvie_fx.passes.pipeline import default_passes
+from sylvie_fx.report.explain import explain
+from sylvie_fx.runtime.metered import MeteredTransport
 from sylvie_fx.runtime.process_group import default_transport
 from sylvie_fx.runtime.transport import Transport
-
-_HELD = "_held_graphs"
+from sylvie_fx.sharding import frontends, shard
+from sylvie_fx.stats import Stats, uncoded_bytes
 
 
 def distribute(
@@ -30,6 +35,7 @@ def distribute(
     *,
     passes: PassManager | None = None,
     transport: Transport | None = None,
+    debug: DebugOptions | None = None,
     **options: Any,
 ) -> DistributedModule:
     """Distribute a full-graph GNN over the ranks of the process group, without editing it.
@@ -41,6 +47,7 @@ def distribute(
         model: The unmodified module.
         passes: The pipeline; :func:`default_passes` by default.
         transport: How ranks talk; torch.distributed by default.
+        debug: What to log; by default what ``SYLVIE_FX_*`` variables ask for.
         **options: Fields of :class:`Options`.
 
     Raises:
@@ -55,7 +62,10 @@ def distribute(
         raise OptionError(
             f"unknown option {', '.join(unknown)}", remedy=f"choose from {', '.join(Options.__dataclass_fields__)}"
         ) from None
-    return DistributedModule(model, chosen, passes or default_passes(), transport or default_transport(chosen.timeout))
+    debug = debug or DebugOptions.from_environment()
+    pipeline = passes or default_passes()
+    debug.check(pipeline.names)
+    return DistributedModule(model, chosen, pipeline, transport or default_transport(chosen.timeout), debug=debug)
 
 
 class DistributedModule(nn.Module):
@@ -71,15 +81,16 @@ class DistributedModule(nn.Module):
         passes: PassManager,
         transport: Transport,
         cache: ProgramCache | None = None,
+        debug: DebugOptions | None = None,
     ) -> None:
         super().__init__()
         self.module = model
         self.training = model.training
         self.options = options
-        self._engine = Engine(transport, options, passes, cache)
-        self._engine.call = self._call_module
-        self.held: list[HeldGraph] = find_held(model)
-        self._sharded_held: dict[int, Any] = {}
+        self._engine = Engine(MeteredTransport(transport), options, passes, cache, debug)
+        self.holdings = Holdings(model)
+        self._engine.call = self.holdings.call
+        self._counted: Counter[Compiled] = Counter()
         self._step = 0
         self._last: dict[str, Compiled] = {}
 
@@ -93,24 +104,13 @@ class DistributedModule(nn.Module):
         """Compiles and runs calls on this rank."""
         return self._engine
 
-    def adopt(self, sharded: dict[int, Any]) -> None:
-        """Take over the sharded counterparts of graphs that the model holds, by the id of the original."""
-        self._sharded_held.update(sharded)
-
-    def _call_module(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model with stand-ins in the place of the graphs that it holds."""
-        stand_ins = kwargs.pop(_HELD, None)
-        if stand_ins is None:
-            return model(*args, **kwargs)
-        held = find_held(model)
-        with replaced(held, stand_ins):
-            return model(*args, **kwargs)
-
     def shard(self, *data: Any, partition: Any = None, kinds: Any = None) -> Any:
         """Keep this rank's rows of the data of one graph; see :func:`sylvie_fx.sharding.shard`."""
-        from sylvie_fx.sharding import shard
-
-        return shard(self, data, partition, kinds)
+        try:
+            return shard(self, data, partition, kinds)
+        except Exception as error:  # the others wait for this rank: they are told, whatever it was
+            self.transport.abort(f"{type(error).__name__}: {error}")
+            raise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward on this rank's rows; results with a row per node or edge are :class:`NodeTensor`.
@@ -119,64 +119,71 @@ class DistributedModule(nn.Module):
             CaptureError, PassError: The model can not be captured, or not distributed exactly.
             CommError: A peer failed.
         """
-        call, leaves = self._flatten(args, kwargs)
-        graph_engine = self._engine
+        engine, step = self._engine, self._step
 
         def wrap(value: Tensor, sharding: Sharding) -> Tensor:
-            return node_tensor(value, sharding, graph_engine)
+            return node_tensor(value, sharding, engine)
 
-        key = ("model", self._mode_key())
-        step = self._step
         if self.training and torch.is_grad_enabled():
             self._step += 1
         try:
-            compiled, _ = self._engine.compile(self.module, leaves, call, key)
-            self._last[compiled.program.mode] = compiled
-            return self._engine.run(self.module, leaves, call, key, step, wrap)
-        except Exception as error:
+            found, call, leaves = self._compile(args, kwargs, step)
+            self._counted[found[0]] += 1
+            return engine.run(self.module, found, leaves, call, step, wrap)
+        except Exception as error:  # the others wait for this rank: they are told, whatever it was
             self.transport.abort(f"{type(error).__name__}: {error}")
             raise
 
     def compile_call(self, *args: Any, **kwargs: Any) -> Compiled:
         """Capture and rewrite a call without running it; it is what :meth:`program` and :meth:`explain` then show."""
-        call, leaves = self._flatten(args, kwargs)
-        compiled, _ = self._engine.compile(self.module, leaves, call, ("model", self._mode_key()))
-        self._last[compiled.program.mode] = compiled
-        return compiled
+        return self._compile(args, kwargs, self._step)[0][0]
 
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[FlatCall, list[Leaf]]:
-        from sylvie_fx.sharding import frontends
+    def _compile(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], step: int
+    ) -> tuple[tuple[Compiled, Hashable], FlatCall, list[Leaf]]:
+        """The program of a call; tables with a row for each node are lifted to node rows where it fails otherwise."""
+        mode = self._mode_key()
+        call, leaves = self._flatten(args, kwargs, step)
+        try:
+            found = self._engine.compile(self.module, leaves, call, ("model", mode, self.holdings.lifting))
+        except (CaptureError, PassError):
+            if self.holdings.lifting or not self.holdings.tables():
+                raise
+            self.holdings.lifting = True
+            try:
+                call, leaves = self._flatten(args, kwargs, step)
+                found = self._engine.compile(self.module, leaves, call, ("model", mode, True))
+            except SylvieError:
+                self.holdings.lifting = False
+                raise
+        self._last[found[0].program.mode] = found[0]
+        return found, call, leaves
 
-        if self.held:
-            missing = [str(h) for h in self.held if id(h.value) not in self._sharded_held]
-            if missing:
-                raise CaptureError(
-                    f"{', '.join(missing)} holds a graph that is not sharded",
-                    remedy="call data = model.shard(...) on the node data first: it shards the held graph too",
-                )
-            kwargs = {**kwargs, _HELD: [self._sharded_held[id(h.value)] for h in self.held]}
-        call = flatten_call(args, kwargs, frontends())
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], step: int) -> tuple[FlatCall, list[Leaf]]:
+        call = flatten_call(args, {**kwargs, **self.holdings.arguments(self._engine, step)}, frontends())
         leaves = [leaf_of(path, value) for path, value in call.leaves]
-        if not any(leaf.sharding for leaf in leaves):
-            raise CaptureError(
-                "the model was called with data that is not sharded",
-                why="every rank would compute on the whole graph",
-                remedy="pass what model.shard(...) returned",
-            )
-        graph = next(leaf.sharding.graph for leaf in leaves if leaf.sharding)
+        rows = self.holdings.graph.num_nodes if self.holdings.graph is not None else 0
         for leaf in leaves:
-            if leaf.sharding is None and graph.num_nodes in leaf.local.shape and graph.num_nodes > 1:
+            if leaf.sharding is None and rows > 1 and rows in leaf.local.shape:
                 raise CaptureError(
-                    f"{leaf.path} has shape {tuple(leaf.local.shape)}: a row for each of the {graph.num_nodes} nodes, "
+                    f"{leaf.path} has shape {tuple(leaf.local.shape)}: a row for each of the {rows} nodes, "
                     "but it is not sharded",
                     why="ranks hold their own rows of the other arguments",
                     remedy="pass it through model.shard(...) together with the graph",
                 )
+        if not any(leaf.sharding for leaf in leaves):
+            raise CaptureError(
+                "the model was called with data that is not sharded",
+                why="every rank would compute on the whole graph",
+                remedy="pass what data = model.shard(...) returned",
+            )
         return call, leaves
 
-    def _mode_key(self) -> Any:
+    def _mode_key(self) -> Hashable:
+        """What a program has baked in besides its inputs: modes, which parameters learn, and numbers of modules."""
+        modules = list(self.module.modules())
         frozen = tuple(p.requires_grad for p in self.module.parameters())
-        return tuple(m.training for m in self.module.modules()), frozen
+        return tuple(m.training for m in modules), frozen, tuple(_numbers(m) for m in modules)
 
     def program(self, mode: str = "train") -> Program:
         """The rewritten program of the last call in a mode.
@@ -202,14 +209,28 @@ class DistributedModule(nn.Module):
 
     def explain(self, mode: str | None = None) -> str:
         """The exchanges as a table; see :func:`sylvie_fx.report.explain.explain`."""
-        from sylvie_fx.report.explain import explain
-
         mode = mode or ("train" if self.training else "eval")
         if mode not in self._last and self._last:
             mode = next(iter(self._last))
         compiled = self._compiled(mode)
         bound = next((b for p, b in self._engine.bound() if p is compiled.program), None)
         return explain(compiled.program, bound, self.options)
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of this rank since the start or the last :meth:`reset_stats`."""
+        bound = {id(program): b for program, b in self._engine.bound()}
+        uncoded = sum(
+            calls * uncoded_bytes(c.program, bound[id(c.program)])
+            for c, calls in self._counted.items()
+            if id(c.program) in bound
+        )
+        return Stats(**vars(self._engine.transport.meter), bytes_float32=uncoded, calls=self._counted.total())
+
+    def reset_stats(self) -> None:
+        """Count from zero."""
+        self._engine.transport.meter.reset()
+        self._counted.clear()
 
     # --- the original module's names -----------------------------------------------------------------------------
 
@@ -233,9 +254,49 @@ class DistributedModule(nn.Module):
         """The original buffers under their original names."""
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModule:
+        """A copy of the model that shares the transport and the programs; it has no sharded graphs yet."""
+        engine = self._engine
+        copied = DistributedModule(
+            copy.deepcopy(self.module, memo),
+            self.options,
+            engine.passes,
+            engine.transport.inner,
+            engine.cache,
+            engine.debug,
+        )
+        copied.holdings.copy_from(self.holdings)
+        copied._step = self._step
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refused: a process group can not be written to a file."""
+        raise SylvieError(
+            "a distributed model can not be pickled",
+            why="it holds connections to the other ranks",
+            remedy="save model.state_dict(), or model.module, the original model",
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Attributes that the original module has are set on it."""
+        module = self.__dict__.get("_modules", {}).get("module")
+        own = name in self.__dict__ or hasattr(type(self), name) or name == "module"
+        if module is not None and not own and hasattr(module, name):
+            setattr(module, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         """Attributes of the original module."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
+
+
+def _numbers(module: nn.Module) -> tuple[Any, ...]:
+    """Python numbers, flags and strings among a module's attributes: the capture bakes them into the program."""
+    return tuple((name, v) for name, v in vars(module).items() if type(v) in _BAKED)
+
+
+_BAKED = (int, float, bool, str)

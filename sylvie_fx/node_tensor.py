@@ -13,10 +13,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sylvie_fx.capture.inputs import Frontend, flatten_call
-from sylvie_fx.engine import Engine
+from sylvie_fx.engine import Engine, Function
 from sylvie_fx.ir.errors import CaptureError, PassError, SylvieError
 from sylvie_fx.ir.source import user_line
 from sylvie_fx.leaves import Leaf, Sharding
@@ -80,7 +80,7 @@ class NodeTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickling keeps the local rows only, as a plain tensor."""
-        return self.local().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.local().__reduce_ex__(protocol)
 
 
 def node_tensor(local: Tensor, sharding: Sharding, engine: Engine) -> NodeTensor:
@@ -125,7 +125,8 @@ def _run(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
     step = _DRAWS + next(engine.draws) if "dropout" in name else 0
     try:
-        return engine.run(_module(func), leaves, call, ("function", func), step, wrap)
+        module = _module(func)
+        return engine.run(module, engine.compile(module, leaves, call, ("function", func)), leaves, call, step, wrap)
     except (CaptureError, PassError) as error:
         raise _explained(error, name, leaves) from error
 
@@ -149,22 +150,10 @@ def caller_line() -> str | None:
     return user_line("".join(traceback.format_stack())) or None
 
 
-class _Function(nn.Module):
-    """A function as a module, for the capture."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
-        return self.function(*args, **kwargs)
-
-
 @cache
-def _module(function: Callable[..., Any]) -> _Function:
+def _module(function: Callable[..., Any]) -> Function:
     """The one module of a function, so that its programs are found again."""
-    return _Function(function)
+    return Function(function)
 
 
 # --- functions that write into their first argument ---------------------------------------------------------------

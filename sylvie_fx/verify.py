@@ -176,7 +176,7 @@ def _train(
             optimizer.zero_grad()
         value = run(call, *data)
         if value.requires_grad:
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
         losses.append(value.detach())
         if optimizer is not None:
             optimizer.step()

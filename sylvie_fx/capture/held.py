@@ -30,6 +30,7 @@ class HeldKind(enum.Enum):
     ADJACENCY = "sparse adjacency"
     EDGE_INDEX = "edge_index"
     EDGE_PAIR = "(src, dst)"
+    NODE_ROWS = "a row for each node"
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ from torch.utils import _pytree as pytree
 
 from sylvie_fx.capture.held import HeldGraph, HeldKind
 from sylvie_fx.capture.sparse import adjacency_parts, is_adjacency
-from sylvie_fx.graphs.layout import RowLayout
-from sylvie_fx.graphs.partition import partition_nodes
-from sylvie_fx.graphs.sharded import ShardedGraph
 from sylvie_fx.ir.errors import PartitionError
-from sylvie_fx.runtime.digest import check_equal_across_ranks
+from sylvie_fx.ir.placement import EDGES
+from sylvie_fx.sharding.agree import check_ranks, make_graph, tensors_of
 from sylvie_fx.sharding.context import ShardContext
 from sylvie_fx.sharding.loose import infer_kinds
 from sylvie_fx.sharding.pyg import data_edges, is_data, shard_data
@@ -43,12 +41,16 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
         PartitionError: The data does not belong together, or is malformed.
         CommError: Ranks hold different graphs, models or options.
     """
-    held = model.held
+    model.holdings.refresh()
+    held = model.holdings.graphs
     leaves, spec = pytree.tree_flatten(data, is_leaf=_is_object)
-    graphs = [v for v in (*leaves, *(h.value for h in held)) if _edges(v) is not None]
+    objects = {id(v): v for v in (*leaves, *(h.value for h in held))}
+    graphs = [v for v in objects.values() if _is_graph(v)]
+    indices = {id(h.value): h.value for h in held if not _is_graph(h.value)}
     loose = [(f"data[{i}]", v) for i, v in enumerate(leaves) if isinstance(v, Tensor) and not is_adjacency(v)]
     num_nodes = next((_nodes(g) for g in graphs if _nodes(g) is not None), None)
-    num_edges = next((len(edges[1]) for g in graphs if (edges := _edges(g)) is not None), None)
+    pairs = [edges for v in (*graphs, *indices.values()) if (edges := _edges(v)) is not None]
+    num_edges = len(pairs[0][1]) if pairs else None
     inferred = infer_kinds(loose, num_nodes, num_edges, kinds) if loose else []
     if num_nodes is None:
         num_nodes = next((len(t) for (_, t), k in zip(loose, inferred, strict=True) if k == "node"), None)
@@ -56,11 +58,15 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
         raise PartitionError(
             "nothing tells how many nodes the graph has", remedy="shard the node features together with the edges"
         )
-    src, dst = _all_edges(graphs, loose, inferred)
-    context = ShardContext(_partition(model, num_nodes, src, dst, partition), model.engine)
-    _check_ranks(model, src, dst, context)
+    pairs += _loose_edges(loose, inferred)
+    src, dst = (torch.cat([pair[i].cpu() for pair in pairs] or [_NO_IDS]) for i in range(2))
+    check_ranks(model, [src, dst, num_nodes], [tensors_of(v) for v in leaves])
+    joined = model.holdings.graph
+    if pairs or partition is not None or joined is None or joined.num_nodes != num_nodes:
+        joined = make_graph(model, num_nodes, src, dst, partition)
+    context = ShardContext(joined, model.engine, joined.spaces.get(EDGES))
     device = next((p.device for p in model.module.parameters()), None)
-    for name, tensor in loose:
+    for name, tensor in [*loose, *[(f"the {type(v).__name__}", t) for v in graphs for t in tensors_of(v)]]:
         if device is not None and tensor.device != device:
             raise PartitionError(
                 f"{name} is on {tensor.device}, but the model is on {device}",
@@ -69,7 +75,11 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
     sharded: dict[int, Any] = {}
     for value in graphs:
         sharded[id(value)] = _shard_graph(context, value)
-    model.adopt({id(h.value): sharded.get(id(h.value)) or _shard_held(context, h) for h in held})
+    for place in held:
+        if id(place.value) in indices:
+            sharded[id(place.value)] = _shard_held(context, place)
+    kept = {str(h): sharded[id(h.value)] for h in held}
+    model.holdings.adopt(kept, context.graph)
     for (name, tensor), kind in sorted(zip(loose, inferred, strict=True), key=lambda pair: _ORDER.index(pair[1])):
         if id(tensor) not in sharded:
             _shard_loose(context, name, tensor, kind, loose, inferred, sharded)
@@ -90,7 +100,7 @@ def is_dgl(value: Any) -> bool:
 
 
 def _edges(value: Any) -> tuple[Tensor, Tensor] | None:
-    """Source and destination of a graph object's edges; None for anything else."""
+    """Source and destination of a graph's edges; None for anything else, and for an edge_index that a user passes."""
     if is_dgl(value):
         src, dst = value.edges(order="eid")
         return src, dst
@@ -99,7 +109,13 @@ def _edges(value: Any) -> tuple[Tensor, Tensor] | None:
     if is_adjacency(value):
         parts = adjacency_parts(value)
         return parts.col, parts.row
+    if isinstance(value, tuple) or (isinstance(value, Tensor) and value.dim() == 2):  # held, so known to be edges
+        return value[0], value[1]
     return None
+
+
+def _is_graph(value: Any) -> bool:
+    return is_dgl(value) or is_data(value) or is_adjacency(value)
 
 
 def _nodes(value: Any) -> int | None:
@@ -110,39 +126,17 @@ def _nodes(value: Any) -> int | None:
     return int(value.shape[0])
 
 
-def _all_edges(
-    graphs: Sequence[Any], loose: Sequence[tuple[str, Tensor]], kinds: Sequence[str]
-) -> tuple[Tensor, Tensor]:
-    """The edges of everything together, for the partition."""
-    pairs = [edges for g in graphs if (edges := _edges(g)) is not None]
-    pairs += [(t[0], t[1]) for (_, t), k in zip(loose, kinds, strict=True) if k == "edge_index"]
+_NO_IDS = torch.empty(0, dtype=torch.int64)
+
+
+def _loose_edges(loose: Sequence[tuple[str, Tensor]], kinds: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
+    """The edges among loose tensors."""
+    pairs = [(t[0], t[1]) for (_, t), k in zip(loose, kinds, strict=True) if k == "edge_index"]
     sources = [t for (_, t), k in zip(loose, kinds, strict=True) if k == "src"]
     targets = [t for (_, t), k in zip(loose, kinds, strict=True) if k == "dst"]
     if len(sources) != len(targets):
         raise PartitionError("source ids without destination ids", remedy="shard src and dst together")
-    pairs += list(zip(sources, targets, strict=True))
-    if not pairs:
-        none = torch.empty(0, dtype=torch.int64)
-        return none, none
-    return torch.cat([p[0].cpu() for p in pairs]), torch.cat([p[1].cpu() for p in pairs])
-
-
-def _partition(model: DistributedModule, num_nodes: int, src: Tensor, dst: Tensor, partition: Any) -> ShardedGraph:
-    size, rank = model.transport.size, model.transport.rank
-    method = getattr(partition, "assignment", partition)
-    owner = partition_nodes(num_nodes, src, dst, size, "metis" if method is None else method, model.options.seed)
-    return ShardedGraph(RowLayout(owner, size), rank)
-
-
-def _check_ranks(model: DistributedModule, src: Tensor, dst: Tensor, context: ShardContext) -> None:
-    transport = model.transport
-    if transport.size == 1:
-        return
-    check_equal_across_ranks(transport, "options", model.options, "shard")
-    check_equal_across_ranks(transport, "graph", [src, dst, context.graph.num_nodes], "shard")
-    check_equal_across_ranks(transport, "partition", context.graph.nodes.owner, "shard")
-    state = {name: t.detach() for name, t in model.module.state_dict().items() if isinstance(t, Tensor)}
-    check_equal_across_ranks(transport, "model", state, "shard")
+    return [*pairs, *zip(sources, targets, strict=True)]
 
 
 def _shard_graph(context: ShardContext, value: Any) -> Any:
