@@ -100,13 +100,13 @@ def _rewrite(program: Program, node: fx.Node) -> None:
         raise refuse(node, f"{node.target} combines rows of all ranks", "there is no exact form of it over ranks yet",
                      "write it with sum, mean, amax, softmax or logsumexp")  # fmt: skip
     new = rule(_Rewrite(program, node))
-    meta(new).placement = meta(node).placement
-    value = node.meta["val"]
-    if isinstance(value, (tuple, list)):
-        for user in list(node.users):  # only the values of max and min are read, see the placement rule
-            replace(user, new)
+    if isinstance(node.meta["val"], (tuple, list)):
+        for user in list(node.users):  # of max and min only the values are read, see the placement rule
+            replace(user, new[user.args[1]] if isinstance(new, tuple) else new)  # type: ignore[index]
         node.graph.erase_node(node)
     else:
+        assert isinstance(new, fx.Node)
+        meta(new).placement = meta(node).placement
         replace(node, new)
 
 
@@ -165,25 +165,29 @@ def bound_over(b: _Rewrite, source: fx.Node, dims: list[int], *, largest: bool) 
     return b.total(local, "max" if largest else "min")
 
 
-def _variance(root: bool) -> Callable[[_Rewrite], fx.Node]:
-    def rewrite(b: _Rewrite) -> fx.Node:
+def _variance(root: bool, *, mean_too: bool = False) -> Callable[[_Rewrite], Any]:
+    def rewrite(b: _Rewrite) -> Any:
         source, dims, keep = _dims(b)
         correction = b.node.kwargs.get("correction", 1)
-        if b.node.target in (aten.var.default, aten.std.default, aten.var.dim, aten.std.dim):
+        if any(a.name == "unbiased" for a in b.node.target._schema.arguments):  # type: ignore[union-attr]
             correction = int(bool(b.invocation.named("unbiased")))
+        correction = 1 if correction is None else int(correction)  # type: ignore[call-overload]
         count = b.entries(source, dims)
         mean = b.local(aten.div.Tensor, b.sum_over(source, dims, keep=True), count)
         centred = b.local(aten.sub.Tensor, source, mean, place=b.like(source))
         squares = b.sum_over(b.local(aten.mul.Tensor, centred, centred, place=b.like(source)), dims, keep=keep)
         if isinstance(count, fx.Node):
             with b.graph.inserting_before(b.before):
-                degrees: Any = b.graph.call_function(operator.sub, (count, int(correction or 0)))
-            degrees.meta["val"] = count.meta["val"] - int(correction or 0)
+                degrees: Any = b.graph.call_function(operator.sub, (count, correction))
+            degrees.meta["val"] = count.meta["val"] - correction
             meta(degrees).placement = REPLICATED
         else:
-            degrees = count - int(correction or 0)
+            degrees = count - correction
         result = b.local(aten.div.Tensor, squares, degrees)
-        return b.local(aten.sqrt.default, result) if root else result
+        result = b.local(aten.sqrt.default, result) if root else result
+        if not mean_too:
+            return result
+        return result, mean if keep else b.local(aten.squeeze.dims, mean, dims)
 
     return rewrite
 
@@ -367,7 +371,7 @@ def _class_loss(b: _Rewrite) -> fx.Node:
     return b.local(aten.div.Tensor, total, b.sum_over(share, dims, keep=False))
 
 
-_REWRITES: dict[Any, Callable[[_Rewrite], fx.Node]] = {
+_REWRITES: dict[Any, Callable[[_Rewrite], Any]] = {
     aten.sum: _sum,
     aten.mean: _mean,
     aten.amax: _extreme(True),
@@ -376,6 +380,8 @@ _REWRITES: dict[Any, Callable[[_Rewrite], fx.Node]] = {
     aten.min: _extreme(False),
     aten.var: _variance(False),
     aten.std: _variance(True),
+    aten.var_mean: _variance(False, mean_too=True),
+    aten.std_mean: _variance(True, mean_too=True),
     aten.norm: _norm,
     aten.linalg_vector_norm: _norm,
     aten.frobenius_norm: _norm,
@@ -397,6 +403,6 @@ _REWRITES: dict[Any, Callable[[_Rewrite], fx.Node]] = {
     aten.batch_norm: _batch_norm,
     aten.instance_norm: _instance_norm,
     torch.ops.sylvie.scatter: _table,
-    **{packet: _elementwise_loss for packet in ELEMENTWISE_LOSSES},
-    **{packet: _class_loss for packet in CLASS_LOSSES},
+    **dict.fromkeys(ELEMENTWISE_LOSSES, _elementwise_loss),
+    **dict.fromkeys(CLASS_LOSSES, _class_loss),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -112,6 +113,32 @@ def _overwrite(program: Program, node: fx.Node, base: fx.Node, dim: int, index: 
     replace(node, builder.call(aten.where.self, written, value, base))
 
 
+def _segment_reduce(program: Program, node: fx.Node) -> None:
+    """Segments of consecutive rows, of graph-only lengths: each row is written to the number of its segment."""
+    named = {a.name: node.args[i] for i, a in enumerate(node.target._schema.arguments) if i < len(node.args)} | node.kwargs  # type: ignore[union-attr]
+    source, lengths, offsets, axis = named["data"], named.get("lengths"), named.get("offsets"), named.get("axis", 0)
+    assert isinstance(source, fx.Node)
+    given = lengths if lengths is not None else offsets
+    if axis != 0 or named.get("initial") is not None or not isinstance(given, fx.Node) or len(shape(given)) != 1 or not meta(given).static:
+        return
+    builder, reduce, val = Builder(node), str(named["reduce"]), node.meta["val"]
+    count_val = given.meta["val"].new_empty((val.shape[0],), dtype=torch.int64)
+    if lengths is None:
+        given = graph_only(builder, aten.diff.default, given, val=count_val)
+    count = graph_only(builder, aten.sym_size.int, source, 0)
+    index_val = given.meta["val"].new_empty((source.meta["val"].shape[0],), dtype=torch.int64)
+    index = graph_only(builder, aten.repeat_interleave.Tensor, given, output_size=count, val=index_val)
+    rows = graph_only(builder, aten.sym_size.int, given, 0)
+    spelled = {"max": "amax", "min": "amin"}.get(reduce, reduce)
+    new = builder.call(ops.scatter, source, index, rows, spelled, 0, val=val)
+    empty = {"sum": 0.0, "mean": math.nan, "max": -math.inf, "min": math.inf, "prod": 1.0}[reduce]
+    if empty != 0.0:
+        filled = graph_only(builder, aten.gt.Scalar, given, 0, val=count_val.to(torch.bool))
+        shaped = graph_only(builder, aten.view.default, filled, [-1] + [1] * (len(val.shape) - 1))
+        new = builder.call(aten.where.ScalarOther, shaped, new, empty, val=val)
+    replace(node, new)
+
+
 def _static_index(node: fx.Node, index: Any, dim: int) -> fx.Node:
     flat = one_dimensional(index, dim)
     if flat is None or not meta(flat).static:
@@ -181,4 +208,5 @@ SPELLINGS: Mapping[Any, Callable[[Program, fx.Node], None]] = {
     aten.index_copy.default: _index_copy,
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,
+    aten.segment_reduce.default: _segment_reduce,
 }

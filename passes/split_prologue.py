@@ -174,13 +174,18 @@ def _size(node: fx.Node, numbers: Numbers) -> fx.Node | int:
 
 def _check(node: fx.Node, prologue: fx.Graph, copies: dict[fx.Node, Any]) -> None:
     """A decided branch: checked on the whole graph, or refused where features decide it."""
-    condition, decided = node.args[0], str(node.args[1])
+    condition, decided = node.args[0], str(node.args[-1])
     if condition not in copies:
-        raise refuse(node, f"a Python branch depends on values computed from features or parameters ({decided})",
+        raise refuse(node, f"a Python branch or number depends on values computed from features or parameters ({decided})",
                      "it could go another way in each step", "express it with tensor operations (torch.where)")  # fmt: skip
-    if isinstance(copies[condition], fx.Node):  # type: ignore[index]
-        known = prologue.call_function(ops.check, (copies[condition], decided, meta(node).where))  # type: ignore[index]
-        copy_meta(node, known)
+    known = copies[condition]  # type: ignore[index]
+    if not isinstance(known, fx.Node):
+        return
+    if node.target is ops.check_size:
+        check = prologue.call_function(ops.check_size, (known, *node.args[1:], meta(node).where))
+    else:
+        check = prologue.call_function(ops.check, (known, decided, meta(node).where))
+    copy_meta(node, check)
 
 
 def _split(program: Program) -> None:
@@ -235,7 +240,7 @@ def _split(program: Program) -> None:
             main.erase_node(node)
     prologue.output(tuple(results))
     for node in reversed(list(prologue.nodes)):
-        if node.op not in ("output", "placeholder") and not node.users and node.target is not ops.check:
+        if node.op not in ("output", "placeholder") and not node.users and node.target not in (ops.check, ops.check_size):
             prologue.erase_node(node)
     program.prologue = fx.GraphModule(program.module, prologue)
     for name in inputs:

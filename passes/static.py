@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -45,7 +46,7 @@ def is_random(node: fx.Node) -> bool:
     return op.overloadpacket in _RANDOM or torch.Tag.nondeterministic_seeded in op.tags
 
 
-CHECKS = frozenset({aten._assert_async.msg, aten._assert_scalar.default})
+CHECKS: frozenset[Any] = frozenset({aten._assert_async.msg, aten._assert_scalar.default, ops.check_size})
 """Assertions that the capture left behind decided Python branches."""
 
 

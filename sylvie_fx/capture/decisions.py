@@ -23,15 +23,13 @@ from torch.utils import _pytree as pytree
 from sylvie_fx.ir.errors import CaptureError
 
 _READS = frozenset({
-    Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.tolist, torch.is_nonzero, torch.equal,
-    Tensor.equal, Tensor.__contains__,
+    "item", "__bool__", "__int__", "__float__", "__index__", "is_nonzero", "equal", "__contains__",
 })  # fmt: skip
-"""Functions that turn the value of a tensor into a Python object."""
+"""Functions that turn the value of a tensor into a Python object. By name: torch.export replaces some of them."""
 
 _SIZED = frozenset({
-    torch.nonzero, Tensor.nonzero, Tensor.__getitem__, torch.masked_select, Tensor.masked_select, torch.unique, Tensor.unique,
-    torch.unique_consecutive, Tensor.unique_consecutive, torch.repeat_interleave, Tensor.repeat_interleave, torch.bincount,
-    Tensor.bincount, torch.where, torch.argwhere, Tensor.argwhere, torch._unique2,
+    "nonzero", "__getitem__", "masked_select", "unique", "_unique2", "unique_consecutive", "repeat_interleave", "bincount",
+    "where", "argwhere",
 })  # fmt: skip
 """Functions whose result has as many rows as the values say."""
 
@@ -50,11 +48,16 @@ class _Recording(TorchFunctionMode):
         self.decisions: list[Decision] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = _name(func)
+        if name == "tolist":
+            return _tolist(args[0], self)
         result = func(*args, **(kwargs or {}))
-        if func in _READS:
-            self.decisions.append(Decision(func.__name__, copy.copy(result)))
-        elif func in _SIZED:
-            self.decisions.append(Decision(func.__name__, _shapes(result)))
+        if name in _READS:
+            self.decisions.append(Decision(name, copy.copy(result)))
+        elif name == "unbind":
+            self.decisions.append(Decision(name, len(result)))
+        elif name in _SIZED:
+            self.decisions.append(Decision(name, _shapes(result)))
         return result
 
 
@@ -71,27 +74,48 @@ class Replaying(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer reads, tell sizes; everything else runs as it is."""
-        kwargs = kwargs or {}
-        if func in _READS:
-            answer = self._next(func)
-            condition = _condition(func, args, kwargs, answer)
-            torch._assert_async(condition, f"{func.__name__.strip('_')} is {answer}")
+        kwargs, name = kwargs or {}, _name(func)
+        if name in _READS:
+            answer = self._next(name)
+            torch._assert_async(_condition(name, args, answer), f"{name.strip('_')} is {answer}")
             return copy.copy(answer)
+        if name == "tolist":
+            return _tolist(args[0], self)
+        if name == "unbind":
+            return self._unbind(*args, rows=self._next(name), **kwargs)
         result = func(*args, **kwargs)
-        if func in _SIZED:
-            for shape, value in zip(self._next(func), _tensors(result), strict=True):
+        if name in _SIZED:
+            for shape, value in zip(self._next(name), _tensors(result), strict=True):
                 _tell_sizes(value, shape)
         return result
 
-    def _next(self, func: Any) -> Any:
+    @staticmethod
+    def _unbind(value: Tensor, dim: int = 0, *, rows: int) -> tuple[Tensor, ...]:
+        if isinstance(value.shape[dim], int):
+            return value.unbind(dim)
+        torch._check(value.shape[dim] == rows)
+        return tuple(value.select(dim, i) for i in range(rows))
+
+    def _next(self, name: str) -> Any:
         found = next(self._rest, None)
-        if found is None or found.function != func.__name__:
+        if found is None or found.function != name:
             raise CaptureError(
                 "the forward pass takes another way when it is captured than when it runs",
-                why=f"it asked for {func.__name__} where it asked for {found.function if found else 'nothing'} before",
+                why=f"it asked for {name} where it asked for {found.function if found else 'nothing'} before",
                 remedy="do not branch on whether the model is being compiled, nor on random numbers",
             )
         return found.answer
+
+
+def _tolist(value: Tensor, mode: TorchFunctionMode) -> Any:
+    """``tolist`` as torch.export runs it: rows apart, then single values."""
+    if value.dim() == 0:
+        return mode.__torch_function__(Tensor.item, (), (value,))
+    return [_tolist(row, mode) for row in mode.__torch_function__(Tensor.unbind, (), (value,))]
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", "")
 
 
 def _tensors(result: Any) -> list[Tensor]:
@@ -102,23 +126,19 @@ def _shapes(result: Any) -> list[tuple[int, ...]]:
     return [tuple(v.shape) for v in _tensors(result)]
 
 
-def _condition(func: Any, args: Any, kwargs: Any, answer: Any) -> Tensor:
+def _condition(name: str, args: Any, answer: Any) -> Tensor:
     """A bool tensor that says whether a read would give this answer again."""
-    value = args[0]
-    if func in (torch.equal, Tensor.equal):
-        same = (value == args[1]).all()
-        return same if answer else ~same
-    if func is Tensor.__contains__:
-        held = (value == args[1]).any()
+    value: Tensor = args[0]
+    if name in ("equal", "__contains__"):
+        same = value == args[1]
+        held = same.all() if name == "equal" else same.any()
         return held if answer else ~held
-    if func is Tensor.tolist and value.dim():
-        return (value == torch.tensor(answer, dtype=value.dtype, device=value.device)).all()
     value = value.reshape(())
-    if func in (Tensor.__bool__, torch.is_nonzero):
-        return value != 0 if answer else value == 0
-    if func in (Tensor.__int__, Tensor.__index__) and value.dtype.is_floating_point:
-        return value.trunc() == answer
-    return value != value if answer != answer else value == answer
+    if name in ("__bool__", "is_nonzero"):
+        return torch.ne(value, 0) if answer else torch.eq(value, 0)
+    if name in ("__int__", "__index__") and value.dtype.is_floating_point:
+        return torch.eq(value.trunc(), answer)
+    return value.isnan() if answer != answer else torch.eq(value, answer)
 
 
 def _tell_sizes(value: Tensor, shape: tuple[int, ...]) -> None:
@@ -135,7 +155,8 @@ def record(model: nn.Module, run: Callable[[], Any]) -> list[Decision]:
         model: The module whose attributes and buffers may change while it runs.
         run: Calls it.
     """
-    with _Recording() as mode, torch.no_grad(), torch.random.fork_rng(devices=[]), _as_while_exporting(), _undone(model):
+    mode = _Recording()
+    with mode, torch.no_grad(), torch.random.fork_rng(devices=[]), _as_while_exporting(), _undone(model):
         run()
     return mode.decisions
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import operator
 import re
 import sys
 import traceback
@@ -19,9 +18,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from sylvie_fx.capture.cleaning import clean, placeholders
 from sylvie_fx.capture.decisions import Decision, Replaying, record
 from sylvie_fx.capture.sparse import patched_sparse
 from sylvie_fx.capture.spellings import Spellings
@@ -29,7 +30,7 @@ from sylvie_fx.ir.errors import BranchError, CaptureError, SylvieError
 from sylvie_fx.ir.placement import NODES, Rows
 from sylvie_fx.ir.program import Input, Program, meta
 from sylvie_fx.ir.rules import expression
-from sylvie_fx.ir.source import user_line
+from sylvie_fx.ir.source import is_ours, user_line
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +74,16 @@ class _Wrapper(nn.Module):
         # A callable, since torch.export undoes what forward assigns to attributes and containers of the module.
         self._record = record
         self.decisions: list[Decision] | None = None
+        environments: list[Any] = []
+        self._note, self.environments = environments.append, lambda: environments
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        for size in (s for t in tensors for s in t.shape if isinstance(s, torch.SymInt)):
+            self._note(size.node.shape_env)
+            break
         args, kwargs = self._rebuild(tensors)
         replaying = contextlib.nullcontext() if self.decisions is None else Replaying(self.decisions)
-        with Spellings(), patched_sparse(), replaying:
+        with torch.fx.traceback.preserve_node_meta(), Spellings(), patched_sparse(), replaying:
             leaves, tree = pytree.tree_flatten(self._call(self.model, args, kwargs))
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, int, float, str, bool, type(None))):
@@ -114,9 +120,9 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
         exported = _export(wrapper, list(samples), _dynamic(inputs, least))
     except _TooFewRows:
         least = _ENOUGH
-        exported = _export(wrapper, list(samples), _dynamic(inputs, least))
+        exported = _export(wrapper, list(samples), _dynamic(inputs, least), last=True)
     module = exported.module(check_guards=False)
-    _strip(module, keep_checks=wrapper.decisions is not None)
+    clean(module, decided=wrapper.decisions is not None)
     _name_inputs(module, inputs)
     sizes = {}
     for node, item in zip(placeholders(module.graph), inputs, strict=True):
@@ -139,7 +145,7 @@ class _TooFewRows(Exception):
     """The forward pass is the same for all sizes only above a number of rows (``x[1:]`` and ``x[:-1]`` meet, say)."""
 
 
-_ENOUGH = 16
+_ENOUGH = 32
 _MOST = {NODES: 2**31}
 # Bounded, so that models that check sizes against the range of an index are captured.
 
@@ -167,7 +173,7 @@ def _decide(wrapper: _Wrapper, samples: Sequence[Tensor]) -> list[Decision]:
     return record(wrapper.model, lambda: wrapper([t.detach() for t in samples]))
 
 
-def _export(wrapper: _Wrapper, samples: list[Tensor], specs: list[Any]) -> Any:
+def _export(wrapper: _Wrapper, samples: list[Tensor], specs: list[Any], *, last: bool = False) -> Any:
     try:
         with _quiet():
             return torch.export.export(wrapper, (samples,), dynamic_shapes=(specs,), strict=False)
@@ -177,12 +183,12 @@ def _export(wrapper: _Wrapper, samples: list[Tensor], specs: list[Any]) -> Any:
         own = _own_error(error)
         if own is not None:
             raise own from error
-        if "in the specified range" in str(error) and "min=" in str(error) and f"min={_ENOUGH}" not in str(error):
+        if not last and "in the specified range" in str(error) and "min=" in str(error):
             raise _TooFewRows from error
         if _data_dependent(error) and wrapper.decisions is None:
             failure = error
         else:
-            raise explain_failure(error) from error
+            raise explain_failure(error, wrapper.environments()) from error
     try:
         wrapper.decisions = _decide(wrapper, samples)
     except SylvieError:
@@ -193,7 +199,7 @@ def _export(wrapper: _Wrapper, samples: list[Tensor], specs: list[Any]) -> Any:
             f"the forward pass raises {type(error).__name__}: {_first_line(error)}", where=_line_of(error),
             why="it branches on the graph, and was run on a sample of it to decide the branches",
         ) from failure  # fmt: skip
-    return _export(wrapper, samples, specs)
+    return _export(wrapper, samples, specs, last=last)
 
 
 def _data_dependent(error: Exception) -> bool:
@@ -216,8 +222,13 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
 
 
-def explain_failure(error: Exception) -> CaptureError:
-    """What stopped torch.export, as a sentence with the user's line."""
+def explain_failure(error: Exception, environments: Sequence[Any] = ()) -> CaptureError:
+    """What stopped torch.export, as a sentence with the user's line.
+
+    Args:
+        error: What it raised.
+        environments: Shape environments of the capture, which know where a size became a number.
+    """
     what = f"the forward pass can not be captured: {type(error).__name__}: {_first_line(error)}"
     where = _line_of(error)
     if _data_dependent(error):
@@ -225,12 +236,12 @@ def explain_failure(error: Exception) -> CaptureError:
             what, where=where, why="a Python branch or number depends on values that are known only when the program runs",
             remedy="express the branch with tensor operations (torch.where), or move it out of forward",
         )  # fmt: skip
-    fixed = re.search(r"marked (\w+) as dynamic but your code specialized it to be a constant", str(error))
-    if fixed is not None:
+    if "Constraints violated" in str(error):
+        name = re.search(r"Constraints violated \((\w+)", str(error))
         return CaptureError(
-            f"the number of {fixed[1]} becomes a fixed number in the forward pass",
-            why="the model compares it with a fixed number, loops over it, or mixes rows of the graph with a tensor of fixed length",
-            remedy="compute sizes from the graph that is passed in, and use tensor operations over all rows",
+            f"the forward pass is not the same for every number of {name[1] if name else 'rows'}", where=_where_fixed(environments),
+            why="it compares the number with another, loops over it, turns it into a Python number, or fits it into a fixed shape",
+            remedy="compute with sizes as with any number, and use tensor operations over all rows",
         )  # fmt: skip
     if re.search(r"SymInt|\b[su]\d+\b", str(error)):
         return CaptureError(
@@ -238,6 +249,17 @@ def explain_failure(error: Exception) -> CaptureError:
             remedy="compute with sizes as with any number, and let no shape fit one graph only",
         )  # fmt: skip
     return CaptureError(what, where=where)
+
+
+def _where_fixed(environments: Sequence[Any]) -> str | None:
+    """The line where a size of the graph was replaced by a number."""
+    for sizes in environments[-1:]:
+        for symbol, place in sizes.replacements_slocs.items():
+            frame = place.framework_loc
+            fixed = symbol in sizes.backed_var_to_val and sizes.replacements[symbol].is_number
+            if fixed and isinstance(frame, traceback.FrameSummary) and not is_ours(frame.filename):
+                return f"{frame.filename}:{frame.lineno}"
+    return None
 
 
 @contextlib.contextmanager
@@ -257,63 +279,6 @@ def _quiet() -> Any:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def placeholders(graph: fx.Graph) -> list[fx.Node]:
-    """The placeholders of a graph in order."""
-    return [n for n in graph.nodes if n.op == "placeholder"]
-
-
-_CHECKS = frozenset({
-    torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default,
-    torch.ops.aten.sym_constrain_range.default, torch.ops.aten.sym_constrain_range_for_size.default,
-    torch.ops.aten._assert_tensor_metadata.default,
-})  # fmt: skip
-
-
-def _strip(module: fx.GraphModule, *, keep_checks: bool) -> None:
-    """Drop guards and the sizes' assertions: sizes of masks differ between ranks, and kinds are checked by the api.
-
-    Args:
-        module: What was exported.
-        keep_checks: Keep the assertions behind decided branches.
-    """
-    graph = module.graph
-    for node in list(graph.nodes):
-        if node.op == "call_module" or (node.target in _CHECKS and not (keep_checks and _is_decision(node))):
-            node.replace_all_uses_with(None)  # type: ignore[arg-type]
-            graph.erase_node(node)
-    output = next(n for n in graph.nodes if n.op == "output")
-    (value,) = output.args
-    if isinstance(value, fx.Node):  # the pytree call of the exported signature
-        value = value.args[0]
-    output.args = (list(value),)
-    graph.set_codegen(fx.graph.CodeGen())
-    _erase_unused(graph)
-    module.recompile()
-
-
-def _is_decision(node: fx.Node) -> bool:
-    """Whether an assertion says more than the range of a size."""
-    if node.target is torch.ops.aten._assert_async.msg:
-        return True
-    condition = node.args[0] if node.args else None
-    if node.target is not torch.ops.aten._assert_scalar.default or not isinstance(condition, fx.Node):
-        return False
-    return not (condition.target in (operator.ge, operator.le) and isinstance(condition.args[1], int))
-
-
-def _erase_unused(graph: fx.Graph) -> None:
-    mutating = {n for n in graph.nodes if n.op == "call_function" and _mutates(n)}
-    for node in reversed(list(graph.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users and node not in mutating:
-            graph.erase_node(node)
-
-
-def _mutates(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and (
-        node.target._schema.is_mutable or node.target is torch.ops.aten.batch_norm.default or node.target in _CHECKS
-    )
 
 
 def _name_inputs(module: fx.GraphModule, inputs: Sequence[Input]) -> None:

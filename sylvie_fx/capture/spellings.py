@@ -1,28 +1,53 @@
-"""Functions whose C++ definition reads sizes as plain numbers, written with functions that keep them symbols."""
+"""What the capture does to every torch function: it notes the user's line, and keeps sizes symbols.
+
+Some functions read sizes as plain numbers in their C++ definition; they run as an equal composition of others.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
+import torch.fx.traceback
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from sylvie_fx.ir.source import is_ours
+
 
 class Spellings(TorchFunctionMode):
-    """While it is active, such functions run as an equal composition of others."""
+    """In force while a forward pass is captured."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function, or its composition."""
-        return _COMPOSED.get(func, func)(*args, **(kwargs or {}))
+        torch.fx.traceback.set_stack_trace(_stack())
+        try:
+            return _COMPOSED.get(func, func)(*args, **(kwargs or {}))
+        finally:
+            torch.fx.traceback.set_stack_trace([])
+
+
+def _stack() -> list[str]:
+    """The frames of the caller that are neither ours nor torch's, as a traceback prints them, outermost first."""
+    frame, lines = sys._getframe(2), []
+    while frame is not None:
+        if not is_ours(frame.f_code.co_filename):
+            lines.append(f'File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}\n')
+        frame = frame.f_back  # type: ignore[assignment]
+    return lines[::-1]
 
 
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     if dim is None:
         return input.reshape(-1).gather(0, indices.reshape(-1))
     dim = dim % input.dim()
-    shape = [max(a, b, key=_not_one) if d != dim else None for d, (a, b) in enumerate(zip(input.shape, indices.shape, strict=True))]
-    wide = [[have if want is None else want for want, have in zip(shape, t.shape, strict=True)] for t in (input, indices)]
+    sizes = zip(input.shape, indices.shape, strict=True)
+    shape = [max(a, b, key=_not_one) if d != dim else None for d, (a, b) in enumerate(sizes)]
+    wide = [
+        [have if want is None else want for want, have in zip(shape, t.shape, strict=True)] for t in (input, indices)
+    ]
     return input.expand(wide[0]).gather(dim, indices.expand(wide[1]))
 
 
@@ -30,4 +55,21 @@ def _not_one(size: Any) -> bool:
     return not (isinstance(size, int) and size == 1)
 
 
-_COMPOSED: dict[Any, Any] = {torch.take_along_dim: _take_along_dim, Tensor.take_along_dim: _take_along_dim}
+def _embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
+                   norm_type: float = 2, scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+                   per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+                   padding_idx: int | None = None) -> Tensor:  # fmt: skip
+    if input.dim() != 2 or max_norm is not None or padding_idx is not None:
+        return F.embedding_bag(input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
+                               per_sample_weights, include_last_offset, padding_idx)  # fmt: skip
+    rows = F.embedding(input, weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    return rows.amax(1) if mode == "max" else getattr(rows, mode)(1)  # type: ignore[no-any-return]
+
+
+_COMPOSED: dict[Any, Any] = {
+    torch.take_along_dim: _take_along_dim,
+    Tensor.take_along_dim: _take_along_dim,
+    F.embedding_bag: _embedding_bag,
+}

@@ -51,6 +51,11 @@ def _sddmm(u: Tensor, src: Tensor, v: Tensor, dst: Tensor, op: str) -> Tensor:
     return left * right if op == "mul" else (left * right).sum(-1)
 
 
+def _edge_scores(u: Tensor, src: Tensor, v: Tensor, dst: Tensor, vector: Tensor, negative_slope: float) -> Tensor:
+    total = u.index_select(0, src) + v.index_select(0, dst)
+    return (torch.nn.functional.leaky_relu(total, negative_slope) * vector).sum(-1)
+
+
 def _attention(
     x: Tensor,
     src: Tensor,
@@ -195,6 +200,9 @@ _define("spmm(Tensor x, Tensor src, Tensor dst, Tensor? weight, SymInt rows, str
 _define("segment_softmax(Tensor e, Tensor index, SymInt rows) -> Tensor", _segment_softmax)
 _define("sddmm(Tensor u, Tensor src, Tensor v, Tensor dst, str op) -> Tensor", _sddmm)
 _define(
+    "edge_scores(Tensor u, Tensor src, Tensor v, Tensor dst, Tensor vector, float negative_slope) -> Tensor", _edge_scores
+)
+_define(
     "attention(Tensor x, Tensor src, Tensor dst, Tensor source_score, Tensor target_score, Tensor? keep, "
     "SymInt rows, float negative_slope) -> Tensor",
     _attention,
@@ -220,6 +228,7 @@ scatter = torch.ops.sylvie.scatter.default
 spmm = torch.ops.sylvie.spmm.default
 segment_softmax = torch.ops.sylvie.segment_softmax.default
 sddmm = torch.ops.sylvie.sddmm.default
+edge_scores = torch.ops.sylvie.edge_scores.default
 attention = torch.ops.sylvie.attention.default
 node_dropout = torch.ops.sylvie.node_dropout.default
 update_running = torch.ops.sylvie.update_running.default

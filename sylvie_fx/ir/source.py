@@ -27,6 +27,11 @@ def user_line(trace: str | None) -> str:
     return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else ""
 
 
+def is_ours(file: str) -> bool:
+    """Whether a file is part of this package, of torch, or of Python."""
+    return file.startswith(_folders()[0])
+
+
 def _generated(file: str) -> bool:
     """Code without a file, and files that a graph library writes for itself."""
     return file.startswith("<") or os.path.basename(file).startswith(_LIBRARIES)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from coverage_cases import Case
 
-TITLES = {"pyg": "PyTorch Geometric", "dgl": "DGL"}
+TITLES = {"pyg": "PyTorch Geometric", "dgl": "DGL", "torch": "Plain PyTorch"}
 
 
 INTRODUCTION = """\

@@ -31,7 +31,9 @@ class Row:
 
 def cases() -> list[Case]:
     """All cases of the frameworks that are installed."""
-    found: list[Case] = []
+    import cases_torch
+
+    found: list[Case] = list(cases_torch.CASES)
     if importlib.util.find_spec("torch_geometric"):
         import cases_pyg
 

@@ -1,0 +1,580 @@
+"""Ways to write graph layers in plain PyTorch: one small model for each spelling or idea."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from coverage_cases import NODES, Case, edge_features, edges, features, types
+from torch import Tensor, nn
+
+NOT_TRIED: dict[str, str] = {}
+
+CASES: list[Case] = []
+
+
+class Layer(nn.Module):
+    """Two linear layers, a table and a vector, and a function that uses them."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.table = nn.Parameter(torch.randn(3, 8))
+        self.vector = nn.Parameter(torch.randn(8))
+        self.cell, self.norm = nn.GRUCell(8, 8), nn.BatchNorm1d(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.lstm, self.bag = nn.LSTM(8, 8, batch_first=True), nn.EmbeddingBag(60, 8, mode="sum")
+
+    def forward(self, *data: Tensor) -> Any:
+        return self.function(self, *data)
+
+
+def case(*more: Callable[[], Any], refusal: str | None = None, steps: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function ``(layer, x, edge_index, ...)`` as a case."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def build() -> tuple[nn.Module, tuple[Any, ...]]:
+            return Layer(function), (features(), edges(), *(m() for m in more))
+
+        CASES.append(Case("torch", function.__name__.replace("_", " "), build, refusal, steps))
+        return function
+
+    return register
+
+
+def _mask() -> Tensor:
+    return torch.arange(NODES) % 3 == 0
+
+
+def _labels() -> Tensor:
+    return types(4, NODES)
+
+
+def _weights() -> Tensor:
+    return edge_features()
+
+
+def _relations() -> Tensor:
+    return types(3)
+
+
+def _ids() -> Tensor:
+    return torch.arange(NODES)
+
+
+def spread(x: Tensor, edge_index: Tensor) -> Tensor:
+    """Sum over in-neighbours."""
+    return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+
+@case()
+def index_add(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(spread(m.a(x), e))
+
+
+@case()
+def index_add_in_place(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    out = x.new_zeros(x.size(0), 8)
+    out.index_add_(0, e[1], m.a(x)[e[0]])
+    return m.b(out)
+
+
+@case()
+def index_put_accumulate(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    out = torch.zeros(x.shape[0], 8, dtype=x.dtype)
+    out.index_put_((e[1],), m.a(x)[e[0]], accumulate=True)
+    return m.b(out)
+
+
+@case()
+def scatter_reduce_amax_include_self(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(h.scatter_reduce(0, e[1].view(-1, 1).expand(-1, 8), h[e[0]], "amax"))
+
+
+@case()
+def scatter_reduce_mean(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(torch.zeros_like(h).scatter_reduce(0, e[1][:, None].repeat(1, 8), h[e[0]], "mean", include_self=False))
+
+
+@case()
+def one_dimensional_messages(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.b(x).sum(1)
+    return torch.zeros(x.size(0)).scatter_add(0, e[1], h[e[0]])
+
+
+@case()
+def degree_by_bincount(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    degree = torch.bincount(e[1], minlength=x.size(0)).clamp(min=1)
+    return m.b(spread(m.a(x), e) / degree.unsqueeze(-1))
+
+
+@case()
+def degree_as_feature(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    degree = torch.zeros(x.size(0), dtype=torch.long).index_add(0, e[1], torch.ones_like(e[1]))
+    return m.b(m.a(x) + F.one_hot(degree.clamp(max=7), 8).to(x.dtype))
+
+
+@case()
+def zero_degree_branch(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    degree = torch.bincount(e[1], minlength=x.size(0))
+    h = spread(m.a(x), e)
+    if (degree == 0).any():
+        h = torch.where((degree == 0)[:, None], m.vector, h)
+    return m.b(h)
+
+
+@case(_relations)
+def loop_over_relations(m: Layer, x: Tensor, e: Tensor, kind: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for relation in range(int(kind.max()) + 1):
+        chosen = kind == relation
+        if not chosen.any():
+            continue
+        out = out + spread(x * m.table[relation], e[:, chosen])
+    return m.b(out)
+
+
+@case(_relations)
+def loop_over_unique(m: Layer, x: Tensor, e: Tensor, kind: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for relation in kind.unique().tolist():
+        out = out + spread(x * m.table[relation], e[:, kind == relation])
+    return m.b(out)
+
+
+@case(_relations)
+def table_by_type(m: Layer, x: Tensor, e: Tensor, kind: Tensor) -> Tensor:
+    return m.b(torch.zeros_like(x).index_add(0, e[1], x[e[0]] * m.table[kind]))
+
+
+@case()
+def degree_buckets(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    degree = torch.bincount(e[1], minlength=x.size(0))
+    out = torch.zeros_like(x)
+    for d in degree.unique():
+        nodes = (degree == d).nonzero().view(-1)
+        out[nodes] = m.a(x[nodes]) * (d + 1)
+    return m.b(out)
+
+
+@case()
+def edge_softmax(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    score = F.leaky_relu((h[e[0]] * m.vector).sum(-1) + (h[e[1]] * m.vector).sum(-1))
+    top = torch.full((x.size(0),), -math.inf).scatter_reduce(0, e[1], score, "amax")
+    weight = (score - top[e[1]]).exp()
+    total = torch.zeros(x.size(0)).index_add(0, e[1], weight)
+    return m.b(torch.zeros_like(h).index_add(0, e[1], h[e[0]] * (weight / total[e[1]])[:, None]))
+
+
+@case()
+def global_max_shift(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    score = (h[e[0]] * h[e[1]]).sum(-1)
+    weight = (score - score.max()).exp()
+    total = torch.zeros(x.size(0)).index_add(0, e[1], weight)
+    return m.b(torch.zeros_like(h).index_add(0, e[1], h[e[0]] * (weight / (total[e[1]] + 1e-9))[:, None]))
+
+
+@case()
+def both_directions(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(torch.cat([spread(h, e), spread(h, e.flip(0))], 1)[:, ::2])
+
+
+@case()
+def learned_edges_in_both_directions(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    gate = torch.sigmoid(h[e[0]] + h[e[1]])
+    out = torch.zeros_like(h).index_add(0, e[1], gate * h[e[0]])
+    back = torch.zeros_like(h).index_add(0, e[0], gate * h[e[1]])
+    return m.b(out + back)
+
+
+@case()
+def edges_from_edges(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    edge = h[e[0]] - h[e[1]]
+    for _ in range(2):
+        node = torch.zeros_like(h).index_add(0, e[1], edge)
+        edge = edge + torch.tanh(node[e[0]]) - edge.mean(0)
+    return m.b(node)
+
+
+@case()
+def undirected_by_cat(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(spread(m.a(x), torch.cat([e, e.flip(0)], dim=1)))
+
+
+@case(_weights)
+def weights_and_self_loops(m: Layer, x: Tensor, e: Tensor, weight: Tensor) -> Tensor:
+    every = torch.arange(x.size(0))
+    row, col = torch.cat([e[0], every]), torch.cat([e[1], every])
+    weight = torch.cat([weight, torch.ones(x.size(0))])
+    degree = torch.zeros(x.size(0)).index_add(0, col, weight)
+    norm = degree.pow(-0.5)[row] * weight * degree.pow(-0.5)[col]
+    return m.b(torch.zeros_like(x).index_add(0, col, m.a(x)[row] * norm[:, None]))
+
+
+@case()
+def coalesced_by_unique(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    pair, count = torch.unique(e, dim=1, return_counts=True)
+    return m.b(torch.zeros_like(x).index_add(0, pair[1], m.a(x)[pair[0]] / count[:, None]))
+
+
+@case()
+def sorted_by_destination(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    order = torch.argsort(e[1], stable=True)
+    return m.b(spread(m.a(x), e[:, order]))
+
+
+@case()
+def segment_reduce(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    order = torch.argsort(e[1], stable=True)
+    lengths = torch.bincount(e[1], minlength=x.size(0))
+    return m.b(torch.segment_reduce(m.a(x)[e[0][order]], "sum", lengths=lengths, unsafe=True))
+
+
+@case()
+def cumulative_sum_over_sorted_edges(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    order = torch.argsort(e[1], stable=True)
+    lengths = torch.bincount(e[1], minlength=x.size(0))
+    end = lengths.cumsum(0)
+    running = torch.cat([torch.zeros(1, 8), m.a(x)[e[0][order]].cumsum(0)])
+    return m.b(running[end] - running[end - lengths])
+
+
+CASES[-1] = Case("torch", CASES[-1].name, CASES[-1].build, "")
+
+
+@case()
+def sparse_product(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    adjacency = torch.sparse_coo_tensor(e.flip(0), torch.ones(e.size(1)), (x.size(0), x.size(0)))
+    return m.b(torch.sparse.mm(adjacency, m.a(x)))
+
+
+@case()
+def two_hops_in_one_layer(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(h + 0.5 * spread(h, e) + 0.25 * spread(spread(h, e), e))
+
+
+@case()
+def chebyshev_on_the_rank(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    degree = torch.bincount(e[1], minlength=x.size(0)).to(x.dtype)
+    before, now = x, spread(x, e) / degree.clamp(min=1)[:, None]
+    for _ in range(2):
+        before, now = now, 2 * spread(now, e) / degree.max() - before
+    return m.b(m.a(now) + before)
+
+
+@case(_mask)
+def rows_by_mask(m: Layer, x: Tensor, e: Tensor, mask: Tensor) -> Tensor:
+    return m.b(spread(m.a(x), e))[mask]
+
+
+@case(_mask, _labels)
+def loss_inside(m: Layer, x: Tensor, e: Tensor, mask: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(m.b(spread(m.a(x), e))[mask], y[mask])
+
+
+@case(_labels)
+def picked_entries(m: Layer, x: Tensor, e: Tensor, y: Tensor) -> Tensor:
+    out = F.log_softmax(m.b(spread(m.a(x), e)), dim=-1)
+    return -out[torch.arange(x.size(0)), y].mean()
+
+
+@case(_mask)
+def rows_written_by_mask(m: Layer, x: Tensor, e: Tensor, mask: Tensor) -> Tensor:
+    h = m.a(x).clone()
+    h[mask] = m.vector
+    h[~mask] += 1.0
+    return m.b(spread(h, e))
+
+
+@case(_mask)
+def rows_computed_by_mask(m: Layer, x: Tensor, e: Tensor, mask: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    out[mask] = m.a(x[mask])
+    return m.b(spread(out, e))
+
+
+@case(_mask, _labels)
+def label_propagation(m: Layer, x: Tensor, e: Tensor, mask: Tensor, y: Tensor) -> Tensor:
+    label = torch.zeros(x.size(0), 4)
+    label[mask] = F.one_hot(y[mask], 4).to(x.dtype)
+    for _ in range(3):
+        label = 0.5 * torch.zeros_like(label).index_add(0, e[1], label[e[0]]).clamp(0, 1) + 0.5 * label
+    return m.b(x) + label
+
+
+@case()
+def columns_in_place(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x).clone()
+    h[:, 0] = 1.0
+    h[:, 1:3] *= 2
+    h[..., -1].add_(h[:, 2])
+    return m.b(spread(h.relu_(), e))
+
+
+@case(refusal="is changed in place")
+def input_in_place(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    x += 1
+    return m.b(spread(x, e))
+
+
+@case()
+def means_over_nodes(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = spread(m.a(x), e)
+    return m.b((h - h.mean(0)) / (h.std(0) + 1e-5) + h.var(0, keepdim=True) + h.norm(dim=0) + h.amax(0))
+
+
+@case()
+def standardised_by_hand(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    variance, mean = torch.var_mean(h, dim=0, correction=0)
+    return m.b(spread((h - mean) * torch.rsqrt(variance + 1e-5), e))
+
+
+@case()
+def normalised_over_nodes(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(F.normalize(m.a(x), dim=0) + F.normalize(spread(x, e), dim=1))
+
+
+@case()
+def size_as_a_number(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(h.sum(0) / x.size(0) + h * math.sqrt(8) / e.size(1) + torch.log(torch.tensor(float(x.size(0)))))
+
+
+@case()
+def attention_over_all_nodes(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = spread(m.a(x), e)
+    weight = torch.softmax(h @ m.vector, dim=0)
+    return m.b((weight[:, None] * h).sum(0))
+
+
+@case()
+def virtual_node(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    for _ in range(2):
+        hub = torch.tanh(h.mean(0, keepdim=True) @ m.a.weight)
+        h = spread(h, e).relu() + hub
+    return m.b(h)
+
+
+@case()
+def gram_matrix(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(h @ (h.t() @ h) / x.size(0))
+
+
+@case()
+def linear_attention(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    q, k = F.elu(m.a(x)).view(-1, 2, 4) + 1, F.elu(x).view(-1, 2, 4) + 1
+    state = torch.einsum("nhd,nhe->hde", k, x.view(-1, 2, 4))
+    total = torch.einsum("nhd,hd->nh", q, k.sum(0))
+    return m.b((torch.einsum("nhd,hde->nhe", q, state) / total[..., None]).reshape(-1, 8))
+
+
+@case()
+def soft_clusters(m: Layer, x: Tensor, e: Tensor) -> Any:
+    s = torch.softmax(m.b(x), dim=-1)
+    pooled = s.t() @ x
+    coarse = s.t() @ torch.zeros_like(s).index_add(0, e[1], s[e[0]])
+    balance = torch.norm(s.sum(0)) / x.size(0)
+    return m.a(pooled), torch.trace(coarse) + balance
+
+
+@case()
+def heads_and_views(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x).view(-1, 2, 4).transpose(0, 1)
+    gathered = h[:, e[0]].permute(1, 0, 2).reshape(e.size(1), 8)
+    return m.b(torch.zeros_like(x).index_add(0, e[1], gathered))
+
+
+@case()
+def unflatten_stack_split(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = torch.stack([m.a(x), spread(x, e)], dim=1)
+    left, right = h.unflatten(-1, (2, 4)).chunk(2, dim=2)
+    return m.b(torch.cat([left.flatten(1), right.flatten(1)], -1)[:, :8])
+
+
+@case()
+def recurrent_cell(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    for _ in range(2):
+        h = m.cell(spread(h, e), h)
+    return m.b(h)
+
+
+@case()
+def attention_inside_a_node(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    tokens = torch.stack([x, m.a(x), spread(x, e)], dim=1)
+    return m.b(m.attention(tokens, tokens, tokens, need_weights=False)[0].mean(1))
+
+
+@case()
+def jumping_knowledge_by_lstm(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    layers = torch.stack([x, m.a(x), spread(x, e)], dim=1)
+    return m.b(m.lstm(layers)[0][:, -1])
+
+
+@case()
+def jumping_knowledge_by_max(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(torch.stack([x, m.a(x), spread(x, e)], dim=-1).max(dim=-1)[0])
+
+
+@case(steps=2)
+def batch_norm_and_dropout(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(F.dropout(m.norm(spread(m.a(x), e)).relu(), 0.4, m.training))
+
+
+@case()
+def batch_norm_over_edges(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    edge = m.norm(m.a(x)[e[0]] - x[e[1]]).relu()
+    return m.b(torch.zeros_like(x).index_add(0, e[1], edge))
+
+
+@case()
+def alpha_dropout(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(F.alpha_dropout(m.a(x), 0.2, True))
+
+
+CASES[-1] = Case("torch", CASES[-1].name, CASES[-1].build, "draws random numbers")
+
+
+@case(refusal="draws random numbers")
+def noise_on_features(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(m.a(x) + torch.randn_like(x))
+
+
+@case(refusal="draws random numbers")
+def dropped_edges(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(spread(m.a(x), e[:, torch.rand(e.size(1)) > 0.3]))
+
+
+@case(refusal="draws random numbers")
+def shuffled_nodes(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(m.a(x) - x[torch.randperm(x.size(0))])
+
+
+@case(_ids)
+def embedding_of_nodes(m: Layer, x: Tensor, e: Tensor, ids: Tensor) -> Tensor:
+    return m.b(spread(m.a(x) + F.embedding(ids % 3, m.table), e))
+
+
+@case()
+def embedding_bag(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    kind = torch.stack([torch.arange(x.size(0)) % 7, torch.arange(x.size(0)) % 5], 1)
+    return m.b(m.a(x) + m.bag(kind))
+
+
+@case()
+def checkpointed(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = torch.utils.checkpoint.checkpoint(lambda v: spread(m.a(v), e).relu(), x, use_reentrant=False)
+    return m.b(h)
+
+
+@case()
+def mean_squared_difference_over_edges(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    return (h[e[0]] - h[e[1]]).pow(2).sum(-1).mean() + F.mse_loss(h, x)
+
+
+@case()
+def scores_of_edges(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = spread(m.a(x), e)
+    return (h[e[0]] * h[e[1]]).sum(-1)
+
+
+@case()
+def cosine_of_neighbours(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    weight = F.cosine_similarity(h[e[0]], h[e[1]], dim=-1).clamp(min=0.1)
+    return m.b(torch.zeros_like(h).index_add(0, e[1], weight.unsqueeze(1) * h[e[0]]))
+
+
+@case()
+def complex_numbers(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    z = torch.complex(m.a(x), x)
+    w = z[e[0]] * z[e[1]].conj()
+    return m.b(torch.zeros_like(x).index_add(0, e[1], w.real) + w.imag.mean())
+
+
+@case()
+def several_outputs(m: Layer, x: Tensor, e: Tensor) -> Any:
+    h = spread(m.a(x), e)
+    return {"nodes": m.b(h), "graph": h.mean(0), "both": (h[e[0]], h.sum())}
+
+
+@case()
+def unused_neighbours(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(m.a(x).relu())
+
+
+@case()
+def accuracy_inside(m: Layer, x: Tensor, e: Tensor) -> Any:
+    out = m.b(spread(m.a(x), e))
+    return out, (out.argmax(-1) == 0).float().mean()
+
+
+@case(refusal="sorts over all rows")
+def sort_pool(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(torch.sort(m.a(x), dim=0)[0])
+
+
+@case(refusal="largest over all rows")
+def top_k_pool(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    score = m.a(x).sum(-1)
+    return m.b(x[score.topk(10)[1]])
+
+
+@case(refusal="branch depends on values computed from features")
+def branch_on_features(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(h if h.mean() > 0 else -h)
+
+
+@case(refusal="dense")
+def all_pairs(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(torch.softmax(h @ h.t(), dim=-1) @ h)
+
+
+@case(refusal="dense")
+def distances_of_all_pairs(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(torch.cdist(m.a(x), x).sum(1, keepdim=True).expand(-1, 8))
+
+
+@case(refusal="reshape mixes")
+def reshape_of_nodes(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.a(x).reshape(8, -1).sum(1)
+
+
+@case(refusal="by its position")
+def first_node(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(spread(m.a(x), e) + m.a(x)[0])
+
+
+@case(refusal="depend on features")
+def neighbours_by_features(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(h[h.argmax(-1)])
+
+
+@case(refusal="feature dropout")
+def feature_dropout(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(F.dropout1d(m.a(x).unsqueeze(0), 0.3, True).squeeze(0))
+
+
+@case(refusal="host|number")
+def item_of_features(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    return m.b(m.a(x) * float(x.mean()))
