@@ -10,7 +10,7 @@ from torch import fx
 
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.placement import Rows
-from sylvie_fx.ir.program import Program, is_tensor, placement, shape
+from sylvie_fx.ir.program import Program, is_tensor, meta, placement, shape
 from sylvie_fx.passes.base import Pass, PassContext
 from sylvie_fx.passes.build import Builder, copy_meta, replace
 
@@ -23,7 +23,7 @@ class FuseAggregation(Pass):
 
     Requires: insert-halo.
     Ensures: a sum, mean, max or min over neighbours, weighted by a number or a number a head of each edge, is one
-    operator; anything else between gather and scatter is left as it is.
+    operator; anything else between gather and scatter is left as it is, and its metadata says why.
 
     Before::
 
@@ -41,8 +41,8 @@ class FuseAggregation(Pass):
     def run(self, program: Program, context: PassContext) -> Program:
         """Fuse each scatter whose messages match."""
         for node in list(program.graph.nodes):
-            if node.target is ops.scatter:
-                _fuse(node)
+            if node.target is ops.scatter and (reason := _fuse(node)):
+                meta(node).unfused = reason
         program.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or n.target not in _ERASABLE)
         return program
 
@@ -50,37 +50,39 @@ class FuseAggregation(Pass):
 _ERASABLE = frozenset({ops.gather, aten.mul.Tensor, aten.view.default, aten.unsqueeze.default, aten.reshape.default})
 
 
-def _fuse(node: fx.Node) -> None:
-    messages, dst, rows, reduce, dim = node.args
+def _fuse(node: fx.Node) -> str:
+    """Fuse a scatter with what makes its messages, or tell why it is not."""
+    messages, dst, rows, reduce, dim = (*node.args, 0)[:5]
     assert isinstance(messages, fx.Node)
-    if (
-        dim != 0
-        or reduce not in ("sum", "mean", "amax", "amin")
-        or len(messages.users) != 1
-        or len(shape(messages)) > 3
-    ):
-        return
+    if dim != 0 or len(shape(messages)) > 3:
+        return "the rows are not the first of at most three dimensions"
+    if reduce not in ("sum", "mean", "amax", "amin"):
+        return f"there is no kernel for {reduce}"
+    weight = None
     if messages.target is ops.gather:
-        gather, weight = messages, None
+        gather = messages
     elif messages.target is aten.mul.Tensor and reduce in ("sum", "mean"):
         found = _weighted(messages)
         if found is None:
-            return
+            return "the messages are products, but not of gathered rows with one weight an edge or head"
         gather, weight = found
+        if len(messages.users) != 1:
+            return "something else reads the messages"
     else:
-        return
-    if gather.args[2] != 0 or len(gather.users) != 1 or placement(gather) != placement(messages):
-        return
+        return f"the messages are made on the edges by {getattr(messages.target, '_opname', None) or messages.name}"
+    if gather.args[2] != 0 or placement(gather) != placement(messages):
+        return "the rows are not gathered where they are reduced"
     if shape(gather) != shape(messages) or gather.meta["val"].dtype != messages.meta["val"].dtype:
-        return
+        return "the weights change the shape or type of the messages"
     builder = Builder(node)
     if weight is not None:
         weight = _flat_weight(builder, weight, gather)
         if weight is None:
-            return
+            return "the weights differ from feature to feature"
     new = builder.call(ops.spmm, gather.args[0], gather.args[1], dst, weight, rows, reduce, val=node.meta["val"])
     copy_meta(node, new)
     replace(node, new)
+    return ""
 
 
 def _weighted(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:

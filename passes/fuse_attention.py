@@ -9,18 +9,18 @@ import torch
 from torch import fx
 
 from sylvie_fx.ir import ops
-from sylvie_fx.ir.placement import REPLICATED
+from sylvie_fx.ir.placement import REPLICATED, Rows
 from sylvie_fx.ir.program import Program, meta, placement, shape
 from sylvie_fx.passes.base import Pass, PassContext
 from sylvie_fx.passes.build import Builder, copy_meta, replace
 
 aten = torch.ops.aten
 
-_COMBINED = {aten.add.Tensor: "add", aten.sub.Tensor: "sub", aten.mul.Tensor: "mul"}
+_COMBINED: dict[Any, str] = {aten.add.Tensor: "add", aten.sub.Tensor: "sub", aten.mul.Tensor: "mul"}
 _SHAPES = frozenset({aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim})
 _ERASABLE = _SHAPES | {
     ops.gather, ops.segment_softmax, ops.node_dropout, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor,
-    aten.leaky_relu.default, aten.sum.dim_IntList,
+    aten.leaky_relu.default, aten.relu.default, aten.sum.dim_IntList,
 }  # fmt: skip
 
 
@@ -61,8 +61,10 @@ class FuseAttention(Pass):
 class FuseScores(Pass):
     """Replace a sum, difference, product or dot product of the values at the two ends of edges by ``sylvie.sddmm``.
 
+    A product of a vector with the leaky ReLU of such a sum, as GATv2 scores edges, becomes ``sylvie.edge_scores``.
+
     Requires: fuse-attention.
-    Ensures: gathers that only such an operator reads are part of it; one of the two ends is the row that the edges are
+    Ensures: such an operator reads the two ends itself, without their gathers; one of the two ends is the row that the edges are
     reduced into, so that no layout of edges is made for it alone.
 
     Before::
@@ -95,7 +97,7 @@ def _clean(program: Program) -> None:
 
 
 def _gathered(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.target is ops.gather and (*node.args, 0)[2] == 0 and len(node.users) == 1
+    return isinstance(node, fx.Node) and node.target is ops.gather and bool((*node.args, 0)[2] == 0)
 
 
 def _ends(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -119,15 +121,51 @@ def _combine(node: fx.Node, targets: set[Any]) -> None:
     if second.args[1] not in targets:
         return
     result = node
-    if op == "mul":
-        (user,) = node.users if len(node.users) == 1 else (None,)
-        if user is not None and user.target is aten.sum.dim_IntList and len(shape(node)) > 1 and not user.kwargs:
-            last = [len(shape(node)) - 1]
-            if [d % len(shape(node)) for d in user.args[1]] == last and len(user.args) == 2:  # type: ignore[union-attr]
-                result, op = user, "dot"
+    if op == "mul" and (summed := _summed(node)) is not None:
+        result, op = summed, "dot"
+    if op == "add" and (scored := _scored(node)) is not None:
+        _fuse_scores(first, second, *scored)
+        return
     new = Builder(result).call(
         ops.sddmm, first.args[0], first.args[1], second.args[0], second.args[1], op, val=result.meta["val"]
     )
+    copy_meta(result, new)
+    replace(result, new)
+
+
+def _summed(node: fx.Node) -> fx.Node | None:
+    """What sums a value over its last dimension, where nothing else reads it."""
+    user = next(iter(node.users), None)
+    if user is None or len(node.users) != 1 or user.target is not aten.sum.dim_IntList:
+        return None
+    last: Any = user.args[1] if len(user.args) == 2 and not user.kwargs else None
+    return user if last in ([-1], (-1,), [len(shape(node)) - 1]) and len(shape(node)) > 1 else None
+
+
+def _scored(total: fx.Node) -> tuple[fx.Node, fx.Node, float] | None:
+    """The scores, vector and slope, where a sum of both ends goes through a leaky ReLU into products with a vector."""
+    raised = next(iter(total.users), None)
+    if raised is None or not (_only(total) and _only(raised)) or len(shape(total)) != 3:
+        return None
+    if raised.target not in (aten.leaky_relu.default, aten.relu.default):
+        return None
+    slope: Any = 0.0 if raised.target is aten.relu.default else (raised.args[1] if len(raised.args) > 1 else 0.01)
+    product = next(iter(raised.users))
+    if product.target is not aten.mul.Tensor:
+        return None
+    vector = next((a for a in product.args if a is not raised), None)
+    result = _summed(product)
+    if result is None or not isinstance(vector, fx.Node) or isinstance(placement(vector), Rows):
+        return None
+    sizes = shape(vector)
+    fits = len(sizes) in (2, 3) and sizes[-2:] == shape(total)[1:] and (len(sizes) == 2 or sizes[0] == 1)
+    same = vector.meta["val"].dtype == total.meta["val"].dtype
+    return (result, vector, float(slope)) if fits and same else None
+
+
+def _fuse_scores(first: fx.Node, second: fx.Node, result: fx.Node, vector: fx.Node, slope: float) -> None:
+    operands = (first.args[0], first.args[1], second.args[0], second.args[1], vector, slope)
+    new = Builder(result).call(ops.edge_scores, *operands, val=result.meta["val"])
     copy_meta(result, new)
     replace(result, new)
 
@@ -179,7 +217,7 @@ def _same_rows(node: fx.Node) -> bool:
     source = node.args[0]
     assert isinstance(source, fx.Node)
     before, after = shape(source), shape(node)
-    return before[0] == after[0] and [s for s in before[1:] if s != 1] == [s for s in after[1:] if s != 1]
+    return bool(before[0] == after[0]) and [s for s in before[1:] if s != 1] == [s for s in after[1:] if s != 1]
 
 
 def _only(node: fx.Node) -> bool:
@@ -200,4 +238,3 @@ def _mask(program: Program, builder: Builder, dropout: fx.Node) -> fx.Node | Non
     mask = builder.call(ops.node_dropout, ones, keys, p, site, dim, val=val, place=place)
     meta(mask).where, meta(mask).module, meta(mask).site = meta(dropout).where, meta(dropout).module, meta(dropout).site
     return mask
-

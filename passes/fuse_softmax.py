@@ -73,10 +73,10 @@ def _softmax(quotient: fx.Node) -> tuple[fx.Node, fx.Node, Any] | None:
     if not (isinstance(powers, fx.Node) and powers.target is aten.exp.default):
         return None
     divisor, constant = _without_constant(divisor)
-    total = _gathered(divisor)
-    if total is None:
+    found = _gathered(divisor)
+    if found is None:
         return None
-    total, index = total
+    total, index = found
     total, more = _without_constant(total)
     constant += more
     if not (isinstance(total, fx.Node) and total.target is ops.scatter):
@@ -84,18 +84,18 @@ def _softmax(quotient: fx.Node) -> tuple[fx.Node, fx.Node, Any] | None:
     summed, into, rows, reduce, dim = total.args
     if summed is not powers or into is not index or reduce != "sum" or dim != 0 or shape(powers) != shape(quotient):
         return None
-    scores = _shifted(powers.args[0], index, rows)
-    safe = scores is not None
-    if scores is None:
-        scores = powers.args[0]
-    if not is_tensor(scores) or shape(scores) != shape(quotient) or placement(scores) != placement(quotient):  # type: ignore[arg-type]
+    shifted = _shifted(powers.args[0], index, rows)
+    safe, scores = shifted is not None, shifted or powers.args[0]
+    if not isinstance(scores, fx.Node) or not is_tensor(scores):
         return None
-    dtype = scores.meta["val"].dtype  # type: ignore[union-attr]
+    if shape(scores) != shape(quotient) or placement(scores) != placement(quotient):
+        return None
+    dtype = scores.meta["val"].dtype
     if not dtype.is_floating_point or dtype != quotient.meta["val"].dtype:
         return None
     if constant and not (safe and float(torch.tensor(1.0, dtype=dtype) + constant) == 1.0):
         return None
-    return scores, index, rows  # type: ignore[return-value]
+    return scores, index, rows
 
 
 def _gathered(node: Any) -> tuple[fx.Node, fx.Node] | None:

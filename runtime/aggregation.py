@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from sylvie_fx.ir import ops
 from sylvie_fx.kernels import aggregate
 from sylvie_fx.kernels.aggregate import EdgeLayout
+from sylvie_fx.kernels.edge_scores import edge_scores
 
 _REDUCE: dict[str, Any] = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
 
@@ -31,6 +32,7 @@ class Aggregations:
             ops.scatter: self._scatter,
             ops.segment_softmax: self._softmax,
             ops.sddmm: self._sddmm,
+            ops.edge_scores: self._edge_scores,
             ops.attention: self._attention,
         }
         self.targets = frozenset(self._kernels)
@@ -45,7 +47,8 @@ class Aggregations:
         target: Any = node.target
         if not args[0].dtype.is_floating_point:
             return target(*args)  # type: ignore[no-any-return]
-        return self._kernels[target](*args)
+        result: Tensor = self._kernels[target](*args)
+        return result
 
     def _spmm(self, x: Tensor, src: Tensor, dst: Tensor, weight: Tensor | None, rows: int, reduce: str) -> Tensor:
         return aggregate.spmm(self._layout(src, dst, len(x), rows), x, weight, _REDUCE[reduce])
@@ -60,6 +63,12 @@ class Aggregations:
 
     def _sddmm(self, u: Tensor, src: Tensor, v: Tensor, dst: Tensor, op: Any) -> Tensor:
         return aggregate.sddmm(self._layout(src, dst, len(u), len(v)), u, v, op)
+
+    def _edge_scores(
+        self, u: Tensor, src: Tensor, v: Tensor, dst: Tensor, vector: Tensor, negative_slope: float
+    ) -> Tensor:
+        layout = self._layout(src, dst, len(u), len(v))
+        return edge_scores(layout, u, v, vector.reshape(vector.shape[-2:]), negative_slope)
 
     def _attention(
         self,

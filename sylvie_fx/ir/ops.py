@@ -200,7 +200,8 @@ _define("spmm(Tensor x, Tensor src, Tensor dst, Tensor? weight, SymInt rows, str
 _define("segment_softmax(Tensor e, Tensor index, SymInt rows) -> Tensor", _segment_softmax)
 _define("sddmm(Tensor u, Tensor src, Tensor v, Tensor dst, str op) -> Tensor", _sddmm)
 _define(
-    "edge_scores(Tensor u, Tensor src, Tensor v, Tensor dst, Tensor vector, float negative_slope) -> Tensor", _edge_scores
+    "edge_scores(Tensor u, Tensor src, Tensor v, Tensor dst, Tensor vector, float negative_slope) -> Tensor",
+    _edge_scores,
 )
 _define(
     "attention(Tensor x, Tensor src, Tensor dst, Tensor source_score, Tensor target_score, Tensor? keep, "

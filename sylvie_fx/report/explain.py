@@ -133,4 +133,26 @@ def explain(program: Program, bound: Any, options: Options) -> str:
                      "one all_reduce for the gradients of the parameters")  # fmt: skip
     buffer = io.StringIO()
     Console(file=buffer, width=160, no_color=True).print(table)
-    return buffer.getvalue()
+    return buffer.getvalue() + aggregation_text(program)
+
+
+_AGGREGATIONS: dict[Any, str] = {
+    ops.spmm: "sum or extreme of neighbours",
+    ops.attention: "attention",
+    ops.segment_softmax: "softmax of edges",
+    ops.sddmm: "products of the ends of edges",
+    ops.edge_scores: "scores of edges",
+    ops.scatter: "sum or extreme of messages",
+}
+
+
+def aggregation_text(program: Program) -> str:
+    """A line for each aggregation: its operator, its source line, and for a scatter why it is not fused."""
+    lines = []
+    for node in program.graph.nodes:
+        if node.target in _AGGREGATIONS:
+            known, name = meta(node), str(node.target).removesuffix(".default")
+            where = " at ".join(part for part in (known.module, known.where.rpartition("/")[2]) if part)
+            state = f"not fused: {known.unfused}" if node.target is ops.scatter and known.unfused else "fused"
+            lines.append(f"  {_AGGREGATIONS[node.target]}, {where}: {name}, {state}")
+    return "".join(f"{line}\n" for line in ["aggregations:", *lines]) if lines else ""
