@@ -60,12 +60,16 @@ class PlaceHalos(Pass):
 
     def run(self, program: Program, context: PassContext) -> Program:
         """Cut in front of each exchange, once."""
+        cuts = []
         for slot in program.slots:
             needed = [n for n in program.graph.nodes if n.target is ops.halo_exchange and n.args[1] == slot.number]
             needed = [n for n in needed if not meta(n).considered]
             cut = _Cut(program, context, slot.number, *slot.source, self.bytes_a_flop)
             for exchanges in cut.groups(needed):
                 cut.apply(exchanges)
+            cuts.append(cut)
+        for cut in cuts:  # after all of them: a value on own and halo rows of one slot is no source for another
+            cut.share()
         return program
 
 
@@ -123,7 +127,6 @@ class _Cut:
             new = self._extend(source)
             node.replace_all_uses_with(new)
             self.program.graph.erase_node(node)
-        self._share()
 
     def _is_ours(self, node: fx.Node) -> bool:
         place = meta(node).placement
@@ -265,12 +268,12 @@ class _Cut:
             return new
         return number
 
-    def _share(self) -> None:
+    def share(self) -> None:
         """Own rows of a value that was extended are read from there, so that they are computed once."""
         graph = self.program.graph
         recomputed = [(n, e) for n, e in self.extended.items() if n.op == "call_function" and e.target is n.target]
         for node, extended in reversed(recomputed):
-            if not node.users:
+            if not node.users or not extended.users:
                 continue  # erased below, with what only it has read
             place = placement(node)
             assert isinstance(place, Rows)
