@@ -15,6 +15,7 @@ from sylvie_fx.passes import row_reads, row_writes
 from sylvie_fx.passes.base import Pass, PassContext, refuse
 from sylvie_fx.passes.build import Builder, copy_meta, replace
 from sylvie_fx.passes.static import CHECKS, is_random, mark_static
+from sylvie_fx.passes.unmerge import unmerge
 
 aten = torch.ops.aten
 
@@ -46,6 +47,7 @@ class Canonicalize(Pass):
         for node in list(program.graph.nodes):
             if node.target in _CONSTANTS:
                 _CONSTANTS[node.target](node)
+        unmerge(program)
         mark_static(program)
         for node in list(program.graph.nodes):
             if node.op != "call_function":
@@ -59,8 +61,13 @@ class Canonicalize(Pass):
 
 
 def _has_effect(node: fx.Node) -> bool:
-    return node.op in ("placeholder", "output") or node.target in CHECKS or (
-        isinstance(node.target, torch._ops.OpOverload) and (node.target._schema.is_mutable or node.target is aten.batch_norm.default)
+    return (
+        node.op in ("placeholder", "output")
+        or node.target in CHECKS
+        or (
+            isinstance(node.target, torch._ops.OpOverload)
+            and (node.target._schema.is_mutable or node.target is aten.batch_norm.default)
+        )
     )
 
 

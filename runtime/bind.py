@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, fx
 
@@ -13,6 +15,7 @@ from sylvie_fx.graphs.layout import ExchangePlan, RowLayout, exchange_plan
 from sylvie_fx.ir.errors import VerifyError
 from sylvie_fx.ir.placement import NODES, Rows
 from sylvie_fx.ir.program import Localized, Program
+from sylvie_fx.ir.rules import expression
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +82,26 @@ class Binder:
         """Global number of rows of a space."""
         if space in self.entries:
             return len(self.entries[space].owner)
-        for bound in self.program.localized.values():
-            if isinstance(bound.placement, Rows) and bound.placement.space == space:
-                return int(self.results[bound.value].shape[bound.placement.dim])
+        size = self.program.sizes[space].subs(self._symbols)
+        if size.is_Integer:
+            return int(size)
         raise VerifyError(f"nothing tells the size of {space}")
+
+    @cached_property
+    def _symbols(self) -> dict[sympy.Expr, int]:
+        """The value of every size symbol that a result of the prologue shows."""
+        known = {self.program.sizes[space]: len(layout.owner) for space, layout in self.entries.items() if space in self.program.sizes}
+        assert self.program.prologue is not None
+        output = next(n for n in self.program.prologue.graph.nodes if n.op == "output")
+        for node in output.args[0]:
+            val, result = node.meta["val"], self.results[node.name]
+            sizes = zip(val.shape, result.shape, strict=True) if isinstance(val, Tensor) else [(val, result)]
+            for size, actual in sizes:
+                rest = expression(size).subs(known)
+                if len(rest.free_symbols) == 1 and rest.is_polynomial() and sympy.degree(rest) == 1:
+                    (symbol,) = rest.free_symbols
+                    known[symbol] = int(sympy.solve(rest - int(actual), symbol)[0])
+        return known
 
     def plan(self, slot: int, rank: int) -> ExchangePlan:
         """The exchange plan of a slot on one rank."""
