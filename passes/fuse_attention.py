@@ -19,7 +19,7 @@ aten = torch.ops.aten
 _COMBINED: dict[Any, str] = {aten.add.Tensor: "add", aten.sub.Tensor: "sub", aten.mul.Tensor: "mul"}
 _SHAPES = frozenset({aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim})
 _ERASABLE = _SHAPES | {
-    ops.gather, ops.segment_softmax, ops.node_dropout, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor,
+    ops.gather, ops.segment_softmax, ops.node_dropout, aten.dropout.default, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor,
     aten.leaky_relu.default, aten.relu.default, aten.sum.dim_IntList,
 }  # fmt: skip
 
@@ -207,13 +207,20 @@ def _attend(program: Program, node: fx.Node) -> None:
 
 def _plain(node: Any) -> Any:
     """What a value is a view of, as long as nothing else reads the views."""
-    while isinstance(node, fx.Node) and node.target in _SHAPES and _only(node) and _same_rows(node):
+    while isinstance(node, fx.Node) and _only(node) and (_changes_nothing(node) or _same_rows(node)):
         node = node.args[0]
     return node
 
 
+def _changes_nothing(node: fx.Node) -> bool:
+    """A dropout that keeps everything."""
+    return node.target is aten.dropout.default and bool(node.args[1] == 0.0 or not node.args[2])
+
+
 def _same_rows(node: fx.Node) -> bool:
-    """A view changes nothing but ones among the dimensions behind the rows."""
+    """A view that changes nothing but ones among the dimensions behind the rows."""
+    if node.target not in _SHAPES:
+        return False
     source = node.args[0]
     assert isinstance(source, fx.Node)
     before, after = shape(source), shape(node)
