@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -14,8 +13,8 @@ import sylvie_fx.node_functions  # noqa: F401  what a NodeTensor answers
 from sylvie_fx.capture.inputs import FlatCall, flatten_call
 from sylvie_fx.debug import DebugOptions
 from sylvie_fx.engine import Compiled, Engine, ProgramCache
-from sylvie_fx.holdings import Holdings
-from sylvie_fx.ir.errors import CaptureError, OptionError, PassError, SylvieError
+from sylvie_fx.holdings import Holdings, copy_model
+from sylvie_fx.ir.errors import CaptureError, CommError, OptionError, PassError, SylvieError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
 from sylvie_fx.leaves import Leaf, Sharding
@@ -109,7 +108,7 @@ class DistributedModule(nn.Module):
         try:
             return shard(self, data, partition, kinds)
         except Exception as error:  # the others wait for this rank: they are told, whatever it was
-            self.transport.abort(f"{type(error).__name__}: {error}")
+            self._tell(error)
             raise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,8 +130,12 @@ class DistributedModule(nn.Module):
             self._counted[found[0]] += 1
             return engine.run(self.module, found, leaves, call, step, wrap)
         except Exception as error:  # the others wait for this rank: they are told, whatever it was
-            self.transport.abort(f"{type(error).__name__}: {error}")
+            self._tell(error)
             raise
+
+    def _tell(self, error: Exception) -> None:
+        if self.transport.size > 1 and not isinstance(error, CommError):
+            self.transport.abort(f"{type(error).__name__}: {error}")
 
     def compile_call(self, *args: Any, **kwargs: Any) -> Compiled:
         """Capture and rewrite a call without running it; it is what :meth:`program` and :meth:`explain` then show."""
@@ -141,21 +144,17 @@ class DistributedModule(nn.Module):
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], step: int
     ) -> tuple[tuple[Compiled, Hashable], FlatCall, list[Leaf]]:
-        """The program of a call; tables with a row for each node are lifted to node rows where it fails otherwise."""
+        """The program of a call; tables with a row for each node are node rows in it, or parameters where that fails."""
         mode = self._mode_key()
         call, leaves = self._flatten(args, kwargs, step)
         try:
             found = self._engine.compile(self.module, leaves, call, ("model", mode, self.holdings.lifting))
         except (CaptureError, PassError):
-            if self.holdings.lifting or not self.holdings.tables():
+            if not self.holdings.lifting:
                 raise
-            self.holdings.lifting = True
-            try:
-                call, leaves = self._flatten(args, kwargs, step)
-                found = self._engine.compile(self.module, leaves, call, ("model", mode, True))
-            except SylvieError:
-                self.holdings.lifting = False
-                raise
+            self.holdings.lifting = False
+            call, leaves = self._flatten(args, kwargs, step)
+            found = self._engine.compile(self.module, leaves, call, ("model", mode, False))
         self._last[found[0].program.mode] = found[0]
         return found, call, leaves
 
@@ -258,7 +257,7 @@ class DistributedModule(nn.Module):
         """A copy of the model that shares the transport and the programs; it has no sharded graphs yet."""
         engine = self._engine
         copied = DistributedModule(
-            copy.deepcopy(self.module, memo),
+            copy_model(self.module, memo),
             self.options,
             engine.passes,
             engine.transport.inner,

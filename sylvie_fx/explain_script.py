@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import Any
 
 from sylvie_fx.api import DistributedModule
 from sylvie_fx.engine import ProgramCache
+from sylvie_fx.holdings import copy_model
 from sylvie_fx.ir.options import Options
 from sylvie_fx.passes.pipeline import default_passes
 from sylvie_fx.runtime.in_process import run_ranks
@@ -30,7 +30,7 @@ def explain_script(path: str | os.PathLike[str], *, parts: int = 2, program: boo
     script, chosen, cache = load_script(path), Options(**options), ProgramCache()
 
     def rank(transport: Transport) -> str:
-        net = DistributedModule(copy.deepcopy(script.model), chosen, default_passes(), transport, cache)
+        net = DistributedModule(copy_model(script.model), chosen, default_passes(), transport, cache)
         data = net.shard(*script.data)
         data = data if len(script.data) > 1 else (data,)
         (script.loss or (lambda model, *inputs: model(*inputs)))(net, *data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class Holdings:
         """
         self._sharded.update(sharded)
         self._graph = graph
+        self.lifting = bool(self.tables())
 
     def copy_from(self, other: Holdings) -> None:
         """Take over the sharded counterparts of a model that this one is a copy of."""
@@ -57,6 +59,12 @@ class Holdings:
     def graph(self) -> ShardedGraph | None:
         """The graph of the last ``shard``."""
         return self._graph
+
+    def table_sizes(self) -> set[int]:
+        """Rows of every parameter and buffer that may have a row for each node."""
+        tensors = [t for m in self.model.modules() for t in (*m._parameters.values(), *m._buffers.values())]
+        sizes = {t.shape[0] for t in tensors if t is not None and t.dim()}
+        return {size for size in sizes if find_node_parameters(self.model, size)}
 
     def tables(self, model: nn.Module | None = None) -> list[HeldGraph]:
         """Every place of a parameter or buffer with a row for each node, but for graphs."""
@@ -103,6 +111,13 @@ class Holdings:
         places = [*find_held(model), *(self.tables(model) if self.lifting else [])]
         with replaced(places, stand_ins):
             return model(*args, **kwargs)
+
+
+def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy that shares the graphs which the model holds: they are not changed, and some can not be copied."""
+    memo = {} if memo is None else memo
+    memo.update({id(h.value): h.value for h in find_held(model)})
+    return copy.deepcopy(model, memo)
 
 
 def _current(held: HeldGraph) -> Any:

@@ -100,6 +100,17 @@ def _getitem(value: Any, index: Any) -> Any:
         picked = _pick(value, index)
         if picked is not None:
             return picked
+    elif isinstance(value, NodeTensor) and not value._sharding.dim:
+        if isinstance(index, slice) and index != slice(None):
+            return _at(value, torch.arange(len(value))[index])
+        ids = torch.tensor(index) if isinstance(index, list) and index else index
+        if isinstance(ids, Tensor) and ids.dim() == 1 and not ids.dtype.is_floating_point and ids.dtype != torch.bool:
+            raise SylvieError(
+                "rows of the graph are picked by ids that are not sharded",
+                where=caller_line(),
+                why="each rank holds the rows of its own nodes only",
+                remedy="shard the ids first: ids = model.shard(torch.as_tensor(ids))",
+            )
     return run(torch.Tensor.__getitem__, (value, index), {})
 
 
@@ -139,6 +150,14 @@ def _pick(value: NodeTensor, index: NodeTensor) -> NodeTensor | None:
             theirs.picked = (layout.position[index.local().cpu()].to(value.device), theirs.space)
         return _rows(value, *theirs.picked)
     return None
+
+
+def _at(value: NodeTensor, ids: Tensor) -> NodeTensor:
+    """The rows with these global numbers, which are the same on every rank."""
+    layout, rank = value._sharding.space.layout, value._engine.transport.rank
+    owner = layout.owner[ids]
+    positions = layout.position[ids[owner == rank]].to(value.device)
+    return _rows(value, positions, value._sharding.graph.subset(RowLayout(owner, layout.parts)))
 
 
 def _picked_by(index: NodeTensor, local: Tensor) -> Space:

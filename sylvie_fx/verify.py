@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from sylvie_fx.api import DistributedModule
 from sylvie_fx.engine import ProgramCache
+from sylvie_fx.holdings import copy_model
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.errors import CaptureError, CommError, PassError, SylvieError
 from sylvie_fx.ir.options import Options
@@ -123,11 +123,11 @@ def verify(
     chosen, cache = options or Options(timeout=timeout), ProgramCache()
 
     def rank(transport: Transport) -> tuple[_Trace, DistributedModule]:
-        own = copy.deepcopy(model)
+        own = copy_model(model)
         own.train(model.training)
         distributed = DistributedModule(own, chosen, passes or default_passes(), transport, cache)
         sharded = distributed.shard(*data, partition=partition, kinds=kinds)
-        sharded = sharded if len(data) > 1 else (sharded,)
+        sharded = (sharded,) if len(data) == 1 else sharded
         return _train(distributed, own, sharded, run, make, steps), distributed
 
     try:
@@ -139,7 +139,7 @@ def verify(
         report.refused = str(found)
         return report
     program = results[0][1].program("train" if model.training else "eval")
-    reference = copy.deepcopy(model)
+    reference = copy_model(model)
     reference.train(model.training)
     with keyed_masks(program, chosen.seed) as masks:
         expected = _train(reference, reference, data, run, make, steps, masks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -18,14 +18,16 @@ def infer_kinds(
     num_nodes: int | None,
     num_edges: int | None,
     given: Sequence[str | None] | None,
-) -> list[str]:
-    """The kind of each tensor.
+    tables: Collection[int] = (),
+) -> tuple[list[str], int]:
+    """The kind of each tensor, and the number of nodes.
 
     Args:
         named: ``(name, tensor)`` in the order in which the user gave them.
         num_nodes: Known from a graph object among the data, else None.
         num_edges: Likewise.
         given: Kinds by the user, None where they are to be inferred.
+        tables: Numbers of rows of the model's tables, one of which tells the number of nodes where the data does not.
 
     Raises:
         PartitionError: Node rows and edge rows can not be told apart, or nothing tells the number of nodes.
@@ -45,7 +47,7 @@ def infer_kinds(
             kinds[i] = "edge_index"
     num_edges = num_edges if num_edges is not None else _edge_count(tensors, kinds)
     if num_nodes is None:
-        num_nodes = _node_count(named, kinds, num_edges)
+        num_nodes = _node_count(named, kinds, num_edges, tables)
     if num_edges is None:
         num_edges = _pair(tensors, kinds, num_nodes)
     if num_nodes == num_edges and any(
@@ -56,10 +58,11 @@ def infer_kinds(
             why="node rows and edge rows can not be told apart",
             remedy=f"name them: shard(..., kinds=[...]) with {', '.join(KINDS)}",
         )
-    return [
+    found = [
         kind or _by_length(name, tensor, num_nodes, num_edges)
         for kind, (name, tensor) in zip(kinds, named, strict=True)
     ]
+    return found, num_nodes
 
 
 def _is_index(tensor: Tensor) -> bool:
@@ -75,7 +78,9 @@ def _edge_count(tensors: Sequence[Tensor], kinds: Sequence[str | None]) -> int |
     return None
 
 
-def _node_count(named: Sequence[tuple[str, Tensor]], kinds: Sequence[str | None], num_edges: int | None) -> int:
+def _node_count(
+    named: Sequence[tuple[str, Tensor]], kinds: Sequence[str | None], num_edges: int | None, tables: Collection[int]
+) -> int:
     for (_, tensor), kind in zip(named, kinds, strict=True):
         if kind == "node":
             return tensor.shape[0]
@@ -88,6 +93,10 @@ def _node_count(named: Sequence[tuple[str, Tensor]], kinds: Sequence[str | None]
             return counted.most_common(1)[0][0]
     if features:
         return features[0]
+    ends = [t for (_, t), k in zip(named, kinds, strict=True) if k in ("edge_index", "src", "dst") and t.numel()]
+    fitting = [size for size in tables if ends and size > max(int(t.max()) for t in ends)]
+    if len(fitting) == 1:
+        return fitting[0]
     raise PartitionError(
         "nothing tells how many nodes the graph has", remedy="shard the node features together with the edges"
     )

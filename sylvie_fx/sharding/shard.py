@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 from sylvie_fx.capture.held import HeldGraph, HeldKind
 from sylvie_fx.capture.sparse import adjacency_parts, is_adjacency
+from sylvie_fx.graphs.sharded import ShardedGraph
 from sylvie_fx.ir.errors import PartitionError
-from sylvie_fx.ir.placement import EDGES
+from sylvie_fx.ir.placement import EDGES, NODES
 from sylvie_fx.sharding.agree import check_ranks, make_graph, tensors_of
 from sylvie_fx.sharding.context import ShardContext
 from sylvie_fx.sharding.loose import infer_kinds
@@ -51,9 +52,13 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
     num_nodes = next((_nodes(g) for g in graphs if _nodes(g) is not None), None)
     pairs = [edges for v in (*graphs, *indices.values()) if (edges := _edges(v)) is not None]
     num_edges = len(pairs[0][1]) if pairs else None
-    inferred = infer_kinds(loose, num_nodes, num_edges, kinds) if loose else []
-    if num_nodes is None:
-        num_nodes = next((len(t) for (_, t), k in zip(loose, inferred, strict=True) if k == "node"), None)
+    joined = _joined(model, [t for _, t in loose]) if not pairs and partition is None else None
+    if joined is not None:
+        num_nodes = joined.num_nodes
+        num_edges = joined.spaces[EDGES].rows if EDGES in joined.spaces else None
+    inferred: list[str] = []
+    if loose:
+        inferred, num_nodes = infer_kinds(loose, num_nodes, num_edges, kinds, model.holdings.table_sizes())
     if num_nodes is None:
         raise PartitionError(
             "nothing tells how many nodes the graph has", remedy="shard the node features together with the edges"
@@ -61,10 +66,8 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
     pairs += _loose_edges(loose, inferred)
     src, dst = (torch.cat([pair[i].cpu() for pair in pairs] or [_NO_IDS]) for i in range(2))
     check_ranks(model, [src, dst, num_nodes], [tensors_of(v) for v in leaves])
-    joined = model.holdings.graph
-    if pairs or partition is not None or joined is None or joined.num_nodes != num_nodes:
-        joined = make_graph(model, num_nodes, src, dst, partition)
-    context = ShardContext(joined, model.engine, joined.spaces.get(EDGES))
+    graph = joined if joined is not None and not pairs else make_graph(model, num_nodes, src, dst, partition)
+    context = ShardContext(graph, model.engine, graph.spaces.get(EDGES))
     device = next((p.device for p in model.module.parameters()), None)
     for name, tensor in [*loose, *[(f"the {type(v).__name__}", t) for v in graphs for t in tensors_of(v)]]:
         if device is not None and tensor.device != device:
@@ -88,6 +91,20 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
 
 
 _ORDER = ("edge_index", "src", "dst", "node", "edge", "ids", "same")
+
+
+def _joined(model: DistributedModule, loose: Sequence[Tensor]) -> ShardedGraph | None:
+    """The graph of an earlier call, where tensors without edges can be rows of it or lists of its nodes."""
+    graph = model.holdings.graph
+    if graph is None or not loose:
+        return None
+    sizes = {space.rows for name, space in graph.spaces.items() if name in (NODES, EDGES)}
+    fitting = [t.dim() == 0 or t.shape[0] in sizes or _is_id_list(t) for t in loose]
+    return graph if all(fitting) else None
+
+
+def _is_id_list(tensor: Tensor) -> bool:
+    return tensor.dim() == 1 and not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
 
 
 def _is_object(value: Any) -> bool:
@@ -150,12 +167,7 @@ def _shard_graph(context: ShardContext, value: Any) -> Any:
 
 
 def _loose_attribute(context: ShardContext, name: str, value: Tensor) -> Any:
-    if (
-        value.dim() == 1
-        and not value.dtype.is_floating_point
-        and value.dtype != torch.bool
-        and name.endswith(("_idx", "_index", "_nid", "_ids"))
-    ):
+    if _is_id_list(value) and name.endswith(("_idx", "_index", "_nid", "_ids")):
         return context.ids(value, name)
     return value
 
