@@ -52,7 +52,9 @@ class Canonicalize(Pass):
         for node in list(program.graph.nodes):
             if node.op != "call_function":
                 continue
-            if is_random(node):
+            if node.target is ops.node_dropout:
+                sites = max(sites, int(node.args[3]) + 1)  # type: ignore[arg-type]
+            elif is_random(node):
                 sites = _dropout(node, sites)
             elif node.target in SPELLINGS and not meta(node).static:
                 SPELLINGS[node.target](program, node)

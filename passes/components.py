@@ -62,7 +62,9 @@ class Components:
         done: dict[int, Layout] = {}
 
         def votes(uses: list[tuple[int, str, int, str]], root: int) -> list[tuple[str, int, str]]:
-            counted = Counter((index, self.find(into), space) for number, index, into, space in uses if self.find(number) == root)
+            counted = Counter(
+                (index, self.find(into), space) for number, index, into, space in uses if self.find(number) == root
+            )
             # Indices into rows as they enter first: their owners are known without another layout.
             return sorted(counted, key=lambda k: (k[1] != 0, -counted[k]))
 
@@ -82,7 +84,9 @@ class Components:
             if chosen is None and root in part_of:
                 whole, parts, position = part_of[root]
                 if votes(self.scatters, whole):
-                    chosen = Layout("slice", parts=(final[whole], *(final[self.find(p)] for p in parts)), position=position)
+                    chosen = Layout(
+                        "slice", parts=(final[whole], *(final[self.find(p)] for p in parts)), position=position
+                    )
             if chosen is None and root in joined:
                 chosen = Layout("concat", parts=tuple(final[p] for p in joined[root]))
             if chosen is None:
@@ -101,9 +105,11 @@ class Components:
         renumbered = {0: 0}
         for root in roots:
             chosen = layout(root)
-            renumbered[final[root]] = 0 if chosen.kind == "entry" else same.setdefault((self.space[root], chosen), final[root])
+            renumbered[final[root]] = (
+                0 if chosen.kind == "entry" else same.setdefault((self.space[root], chosen), final[root])
+            )
         for (space, chosen), number in same.items():
             target = None if chosen.target is None else renumbered[chosen.target]
-            parts = tuple(renumbered[p] for p in chosen.parts)
-            program.components[number] = Component(number, space, replace(chosen, target=target, parts=parts))
+            merged = tuple(renumbered[p] for p in chosen.parts)
+            program.components[number] = Component(number, space, replace(chosen, target=target, parts=merged))
         return {root: renumbered[number] for root, number in final.items()}

@@ -45,7 +45,8 @@ class Decompose(Pass):
         """Decompose repeatedly, since a definition may use composites itself."""
         for _ in range(4):
             nodes = [n for n in program.graph.nodes if _composite(n)]
-            if not any([_inline(node) for node in nodes]):
+            inlined = [_inline(node) for node in nodes]  # all of them, not only up to the first that can be
+            if not any(inlined):
                 break
         return program
 
@@ -73,7 +74,9 @@ def _inline(node: fx.Node) -> bool:
 
     def definition(*values: torch.Tensor) -> object:
         given = dict(zip(unique, values, strict=True))
-        args, kwargs = torch.utils._pytree.tree_unflatten([given.get(v, v) if isinstance(v, fx.Node) else v for v in leaves], spec)
+        args, kwargs = torch.utils._pytree.tree_unflatten(
+            [given.get(v, v) if isinstance(v, fx.Node) else v for v in leaves], spec
+        )
         return op.decompose(*args, **kwargs)
 
     mode = detect_fake_mode([n.meta["val"] for n in unique])
@@ -83,7 +86,9 @@ def _inline(node: fx.Node) -> bool:
         traced = make_fx(definition, pre_dispatch=True)(*[n.meta["val"] for n in unique])
     if any(n.target is op for n in traced.graph.nodes):
         return False
-    values: dict[fx.Node, fx.Node] = dict(zip([n for n in traced.graph.nodes if n.op == "placeholder"], unique, strict=True))
+    values: dict[fx.Node, fx.Node] = dict(
+        zip([n for n in traced.graph.nodes if n.op == "placeholder"], unique, strict=True)
+    )
     for inner in traced.graph.nodes:
         if inner.op == "call_function":
             with node.graph.inserting_before(node):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -52,7 +53,9 @@ class Functionalize(Pass):
 
 def _writes_self(op: OpOverload) -> bool:
     first = op._schema.arguments[0] if op._schema.arguments else None
-    return bool(op._schema.is_mutable and first is not None and first.alias_info is not None and first.alias_info.is_write)
+    return bool(
+        op._schema.is_mutable and first is not None and first.alias_info is not None and first.alias_info.is_write
+    )
 
 
 def _rewrite(node: fx.Node) -> None:
@@ -73,7 +76,7 @@ def _rewrite(node: fx.Node) -> None:
     builder = Builder(node)
     new = _functional(builder, node)
     value = new
-    for view, base in zip(chain[:-1], chain[1:], strict=True):
+    for view, base in itertools.pairwise(chain):
         value = _write_back(builder, view, base, value)
     updated = {root: value}
 
@@ -130,8 +133,14 @@ def _functional(builder: Builder, node: fx.Node) -> fx.Node:
     functional = getattr(aten, packet.rstrip("_"), None)
     op = _same_signature(functional, node.target) if functional is not None else None
     if op is None:
-        raise refuse(node, f"aten.{packet} has no functional form", "its write can not be followed", "use an operator that returns a new tensor")
-    return builder.call(op, *node.args, **node.kwargs)
+        raise refuse(
+            node,
+            f"aten.{packet} has no functional form",
+            "its write can not be followed",
+            "use an operator that returns a new tensor",
+        )
+    keywords: dict[str, Any] = dict(node.kwargs)
+    return builder.call(op, *node.args, **keywords)
 
 
 def _same_signature(packet: OpOverloadPacket, inplace: OpOverload) -> OpOverload | None:
@@ -163,5 +172,10 @@ def _write_back(builder: Builder, view: fx.Node, base: fx.Node, value: fx.Node) 
         order = list(rest[0])  # type: ignore[arg-type]
         return builder.call(aten.permute.default, value, [order.index(i) for i in range(len(order))])
     if op is aten.expand.default:
-        raise refuse(view, "an expanded tensor is written in place", "several entries share one memory cell", "clone it before writing")
+        raise refuse(
+            view,
+            "an expanded tensor is written in place",
+            "several entries share one memory cell",
+            "clone it before writing",
+        )
     return builder.call(aten.reshape_as.default, value, base)

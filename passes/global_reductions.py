@@ -168,10 +168,10 @@ def bound_over(b: _Rewrite, source: fx.Node, dims: list[int], *, largest: bool) 
 def _variance(root: bool, *, mean_too: bool = False) -> Callable[[_Rewrite], Any]:
     def rewrite(b: _Rewrite) -> Any:
         source, dims, keep = _dims(b)
-        correction = b.node.kwargs.get("correction", 1)
+        correction: Any = b.node.kwargs.get("correction", 1)
         if any(a.name == "unbiased" for a in b.node.target._schema.arguments):  # type: ignore[union-attr]
             correction = int(bool(b.invocation.named("unbiased")))
-        correction = 1 if correction is None else int(correction)  # type: ignore[call-overload]
+        correction = 1 if correction is None else int(correction)
         count = b.entries(source, dims)
         mean = b.local(aten.div.Tensor, b.sum_over(source, dims, keep=True), count)
         centred = b.local(aten.sub.Tensor, source, mean, place=b.like(source))
@@ -243,7 +243,8 @@ def _softmax(log: bool) -> Callable[[_Rewrite], fx.Node]:
 
 
 def _product(b: _Rewrite) -> fx.Node:
-    return b.total(b.local(b.node.target, *b.node.args, **b.node.kwargs))
+    keywords: dict[str, Any] = dict(b.node.kwargs)
+    return b.total(b.local(b.node.target, *b.node.args, **keywords))
 
 
 def _batch_norm(b: _Rewrite) -> fx.Node:
@@ -321,7 +322,8 @@ def _table_bound(b: _Rewrite, source: fx.Node, index: Any, rows: Any, dim: int, 
     """The extreme value in each row of the table, without gradient; an infinity where nothing is written."""
     val = _table_of(source, rows, dim)
     detached = b.local(aten.detach.default, source, place=b.like(source))
-    base = b.local(aten.full.default, list(val.shape), neutral_value(val.dtype, largest=largest), dtype=val.dtype, device=val.device, val=val)
+    neutral = neutral_value(val.dtype, largest=largest)
+    base = b.local(aten.full.default, list(val.shape), neutral, dtype=val.dtype, device=val.device, val=val)
     shaped = b.local(aten.view.default, index, [-1 if d == dim else 1 for d in range(len(val.shape))], place=b.like(source))
     wide = b.local(aten.expand_as.default, shaped, detached, place=b.like(source))
     local = b.local(aten.scatter_reduce.two, base, dim, wide, detached, "amax" if largest else "amin", val=val)

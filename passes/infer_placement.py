@@ -124,13 +124,17 @@ class _Inference:
     def _call(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
             source, index = node.args
-            place = self.place[source]  # type: ignore[index]
+            assert isinstance(source, fx.Node)
+            assert isinstance(index, int)
+            place = self.place[source]
             self.place[node] = place[index] if isinstance(place, tuple) else place
             return
         if is_number(node) or not isinstance(node.target, OpOverload):
             self.place[node] = REPLICATED
             if not is_number(node):
-                raise refuse(node, f"{node.target} is not an operator", "its effect on rows is unknown", "use torch operators")
+                raise refuse(
+                    node, f"{node.target} is not an operator", "its effect on rows is unknown", "use torch operators"
+                )
             if any(isinstance(self.place.get(n), Rows) for n in node.all_input_nodes):
                 raise self._host_sync(node)
             return
@@ -219,7 +223,11 @@ class _Inference:
             raise refuse(node, f"{op} can not be distributed", reason.why, reason.remedy) from None
         known = meta(node)
         known.crosses = outcome.crosses
-        if isinstance(outcome.out, Rows) and op in (aten.cat.default, aten.concat.default) and self._joins(node, outcome.out):
+        if (
+            isinstance(outcome.out, Rows)
+            and op in (aten.cat.default, aten.concat.default)
+            and self._joins(node, outcome.out)
+        ):
             return
         component = self._meet(node, sharded, outcome.out)
         placed = tuple(outcome.out) if isinstance(outcome.out, tuple) else (outcome.out,)
@@ -231,7 +239,9 @@ class _Inference:
 
     def _meet(self, node: fx.Node, sharded: list[fx.Node], out: Any) -> int:
         """The component in which the operands of a row-local operator meet."""
-        spaces = [self.place[n].space for n in sharded] or [p.space for p in (out if isinstance(out, tuple) else (out,)) if isinstance(p, Rows)]
+        spaces = [self.place[n].space for n in sharded] or [
+            p.space for p in (out if isinstance(out, tuple) else (out,)) if isinstance(p, Rows)
+        ]
         if not spaces:
             return 0
         component: int | None = None
@@ -280,17 +290,19 @@ class _Inference:
                              "keep one dimension that counts nodes or edges")  # fmt: skip
 
     def _outputs(self, output: fx.Node) -> None:
-        for value in output.args[0]:  # type: ignore[union-attr]
-            place = self.place[value]  # type: ignore[index]
+        assert isinstance(output.args[0], (list, tuple))
+        results = [v for v in output.args[0] if isinstance(v, fx.Node)]
+        for value in results:
+            place = self.place[value]
             if not isinstance(place, Rows):
                 continue
-            assert isinstance(value, fx.Node)
             entry = any(isinstance(i.rows, Rows) and i.rows.space == place.space for i in self.program.inputs)
             if entry and (value in self.adaptive or place.space != NODES):
                 self.uses.append(_Use(output, value, 0))
-            elif value in self.adaptive:  # graph-only rows of a space of the model's own: laid out like what is computed there
-                alike = [self.place[v].component for v in output.args[0] if v not in self.adaptive  # type: ignore[union-attr]
-                         and isinstance(self.place[v], Rows) and self.place[v].space == place.space]  # fmt: skip
+            elif value in self.adaptive:
+                # Graph-only rows of a space of the model's own: laid out like what is computed there.
+                places = [self.place[v] for v in results if v not in self.adaptive]
+                alike = [p.component for p in places if isinstance(p, Rows) and p.space == place.space and p.component is not None]
                 self.uses.append(_Use(output, value, alike[0] if alike else self.components.new(place.space)))
 
     # --- rewriting ---------------------------------------------------------------------------------------------------
@@ -354,7 +366,9 @@ class _Inference:
             assert place.component is not None
             if node.target in SHAPED:
                 position = SHAPED[node.target]
-                sizes = list(node.args[position])  # type: ignore[arg-type]
+                shape_argument = node.args[position]
+                assert isinstance(shape_argument, (list, tuple))
+                sizes = list(shape_argument)
                 at = place.dim if node.target is not aten.unflatten.int else -1
                 if 0 <= at < len(sizes) and isinstance(sizes[at], fx.Node):
                     node.update_arg(position, [*sizes[:at], self._count(node, place), *sizes[at + 1 :]])
@@ -364,7 +378,9 @@ class _Inference:
                 size = node.meta["val"].shape[place.dim]
                 ids = node.meta["val"].new_empty((size,), dtype=torch.int64)
                 rows = Rows(place.space, 0, 1, place.component)
-                keys = program.bound_input(program.row_ids, f"ids_{place.component}", (place.component, place.space), ids, rows)
+                keys = program.bound_input(
+                    program.row_ids, f"ids_{place.component}", (place.component, place.space), ids, rows
+                )
                 node.args = (node.args[0], keys, *node.args[2:4], place.dim)
         for name in list(program.numbers):
             node = next(n for n in program.graph.nodes if n.name == name)

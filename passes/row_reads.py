@@ -56,7 +56,10 @@ def read_rows(builder: Builder, source: fx.Node, index: Any, dim: int) -> fx.Nod
     # An index of several dimensions reads flat and is shaped afterwards.
     flat = graph_only(builder, aten.reshape.default, index, [-1])
     read = builder.call(ops.gather, source, flat, dim)
-    tail = [s if isinstance(s, int) else graph_only(builder, aten.sym_size.int, index, d) for d, s in enumerate(index.meta["val"].shape)]
+    tail = [
+        s if isinstance(s, int) else graph_only(builder, aten.sym_size.int, index, d)
+        for d, s in enumerate(index.meta["val"].shape)
+    ]
     before, after = list(source.meta["val"].shape[:dim]), list(source.meta["val"].shape[dim + 1 :])
     return builder.call(aten.view.default, read, [*before, *tail, *after])
 
@@ -68,7 +71,7 @@ def _is_every_row(index: fx.Node, rows: Any) -> bool:
     args = index.args
     start = 0 if index.target is aten.arange.default else args[0]
     step = args[2] if index.target is aten.arange.start_step and len(args) > 2 else 1
-    return start == 0 and step == 1
+    return bool(start == 0 and step == 1)
 
 
 _ARANGES = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})

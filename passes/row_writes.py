@@ -193,7 +193,7 @@ def _written(builder: Builder, base: fx.Node, dim: int, flat: fx.Node) -> fx.Nod
 
 
 def _is_constant(node: fx.Node, value: int) -> bool:
-    return (
+    return bool(
         (node.target is aten.full.default and node.args[1] == value)
         or (node.target is aten.zeros.default and value == 0)
         or (node.target is aten.ones.default and value == 1)

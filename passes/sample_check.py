@@ -77,5 +77,5 @@ def _run(program: Program, samples: Sequence[Tensor]) -> list[Any]:
             return list(fx.node.map_arg(node.args[0], lambda n: values[n]))
         else:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
-            values[node] = args[0] if node.target in _DROPOUTS else node.target(*args, **kwargs)  # type: ignore[operator]
+            values[node] = args[0] if node.target in _DROPOUTS else node.target(*args, **kwargs)
     raise AssertionError("a program ends with an output")

@@ -124,6 +124,7 @@ class Numbers:
         raise VerifyError(f"no graph-only value has the size {expr}")
 
     def _insert(self, op: Any, args: tuple[Any, ...], val: Any) -> fx.Node:
+        known: fx.Node
         for known in self.graph.nodes:
             if known.target is op and known.args == args:
                 return known
@@ -148,7 +149,8 @@ def prologue_number(program: Program, expr: sympy.Expr) -> fx.Node | int:
         output.args = ((*results, number),)
     for name, value in program.numbers.items():
         if value == number.name:
-            return next(n for n in program.graph.nodes if n.name == name)
+            bound: fx.Node = next(n for n in program.graph.nodes if n.name == name)
+            return bound
     first = next(iter(program.graph.nodes))
     with program.graph.inserting_before(first):
         new = program.graph.placeholder(f"size_{number.name}")

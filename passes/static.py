@@ -38,7 +38,7 @@ def is_random(node: fx.Node) -> bool:
     if op is ops.node_dropout:
         return True
     if op.overloadpacket is aten.dropout or op.overloadpacket in (aten.feature_dropout, aten.alpha_dropout):
-        return bool(node.args[2]) and node.args[1] != 0.0
+        return bool(node.args[2]) and bool(node.args[1] != 0.0)
     if op.overloadpacket in _DROPS_INSIDE:
         named = {a.name: node.args[i] for i, a in enumerate(op._schema.arguments) if i < len(node.args)} | node.kwargs
         p = named.get("dropout", named.get("dropout_p", 0.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -34,7 +35,7 @@ def clean(module: fx.GraphModule, *, decided: bool) -> None:
         _check_sizes(graph)
     for node in list(graph.nodes):
         if node.op == "call_module" or (node.target in _CHECKS and not (decided and _is_decision(node))):
-            node.replace_all_uses_with(None)  # type: ignore[arg-type]
+            node.replace_all_uses_with(None)
             graph.erase_node(node)
     output = next(n for n in graph.nodes if n.op == "output")
     (value,) = output.args
@@ -53,8 +54,8 @@ def _check_sizes(graph: fx.Graph) -> None:
             continue
         value = node.meta["val"]
         several = isinstance(value, (tuple, list))
-        sizes = [([*([i] if several else []), "size", d], s) for i, t in enumerate(value if several else [value])
-                 for d, s in enumerate(t.shape)]  # fmt: skip
+        sizes: list[tuple[Any, Any]] = [([*([i] if several else []), "size", d], s)
+                 for i, t in enumerate(value if several else [value]) for d, s in enumerate(t.shape)]  # fmt: skip
         for path, size in sizes:
             if isinstance(size, torch.SymInt) and size.node.expr.is_number:  # a symbol that was replaced
                 with graph.inserting_after(node):

@@ -12,7 +12,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.compiler
@@ -132,7 +132,7 @@ def _condition(name: str, args: Any, answer: Any) -> Tensor:
     if name in ("equal", "__contains__"):
         same = value == args[1]
         held = same.all() if name == "equal" else same.any()
-        return held if answer else ~held
+        return cast(Tensor, held if answer else ~held)
     value = value.reshape(())
     if name in ("__bool__", "is_nonzero"):
         return torch.ne(value, 0) if answer else torch.eq(value, 0)

@@ -75,10 +75,12 @@ class _Wrapper(nn.Module):
         self._record = record
         self.decisions: list[Decision] | None = None
         environments: list[Any] = []
-        self._note, self.environments = environments.append, lambda: environments
+        self._note = environments.append
+        self.environments: Callable[[], list[Any]] = lambda: environments
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        for size in (s for t in tensors for s in t.shape if isinstance(s, torch.SymInt)):
+        every: list[Any] = [s for t in tensors for s in t.shape]
+        for size in (s for s in every if isinstance(s, torch.SymInt)):
             self._note(size.node.shape_env)
             break
         args, kwargs = self._rebuild(tensors)
@@ -124,7 +126,7 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
     module = exported.module(check_guards=False)
     clean(module, decided=wrapper.decisions is not None)
     _name_inputs(module, inputs)
-    sizes = {}
+    sizes: dict[str, Any] = {}
     for node, item in zip(placeholders(module.graph), inputs, strict=True):
         if isinstance(item.rows, Rows):
             size = expression(node.meta["val"].shape[item.rows.dim])

@@ -6,7 +6,7 @@ Importing this module registers them. Shapes: ``E`` entries, ``N`` nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -272,7 +272,7 @@ def _add(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
 
 @handles("sub", "subtract", "__sub__")
 def _sub(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
-    return _add(left, right, alpha=-alpha)
+    return cast(Tensor, _add(left, right, alpha=-alpha))
 
 
 # --- what has no sparse form ---------------------------------------------------------------------------------------

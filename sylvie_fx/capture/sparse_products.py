@@ -5,7 +5,7 @@ Importing this module registers them. Shapes: ``E`` entries, ``N`` nodes, ``F`` 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def _addmm(mat: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: f
     product = _product(mat1, mat2)
     if alpha != 1:
         product = product * alpha
-    return product + (mat if beta == 1 else mat * beta)
+    return cast(Tensor, product + (mat if beta == 1 else mat * beta))
 
 
 @handles("sampled_addmm", "_sparse_sampled_addmm", "sparse_sampled_addmm")

@@ -93,7 +93,7 @@ class StandInAdjacency(Tensor):
         return handler(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: object,

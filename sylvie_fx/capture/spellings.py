@@ -65,7 +65,7 @@ def _embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None,
     rows = F.embedding(input, weight)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    return rows.amax(1) if mode == "max" else getattr(rows, mode)(1)  # type: ignore[no-any-return]
+    return rows.amax(1) if mode == "max" else getattr(rows, mode)(1)
 
 
 _COMPOSED: dict[Any, Any] = {

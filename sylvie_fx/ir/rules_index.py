@@ -94,14 +94,21 @@ def index_write(call: Call) -> Outcome:
     if not call.sharded():
         return Outcome(REPLICATED)
     if not isinstance(table, Rows):
-        raise Refused("rows of the graph are written into a replicated tensor", "add them up with a scatter, or make it rows")
+        raise Refused(
+            "rows of the graph are written into a replicated tensor", "add them up with a scatter, or make it rows"
+        )
     if table.dim in used or any(isinstance(call.place(i), Rows) for i in given):
-        raise Refused("rows of the graph are written by an index that depends on features", "write them by edges or ids of the graph")
+        raise Refused(
+            "rows of the graph are written by an index that depends on features",
+            "write them by edges or ids of the graph",
+        )
     place = call.place(value)
     if isinstance(place, Rows):
         same_rows([table, place])
         if call.op is aten.index_put.default or place.dim != table.dim:
-            raise Refused("rows are written into columns of rows by an index", "use torch.where, or torch.cat of the columns")
+            raise Refused(
+                "rows are written into columns of rows by an index", "use torch.where, or torch.cat of the columns"
+            )
     return Outcome(table)
 
 
@@ -112,7 +119,9 @@ def gather_columns(call: Call) -> Outcome:
     places = call.sharded()
     for node, place in places:
         if place.dim == dim:
-            raise Refused("it picks rows of the graph by an index computed from features", "pick them by edges of the graph")
+            raise Refused(
+                "it picks rows of the graph by an index computed from features", "pick them by edges of the graph"
+            )
         if node is not source and is_replicated(call.place(source)):
             raise Refused("rows index a replicated tensor of the same length", "make both of them rows")
     return Outcome(pointwise(call).out if places else REPLICATED)
@@ -124,5 +133,7 @@ def scatter_columns(call: Call) -> Outcome:
     dim = wrap(call.arg(1), len(call.out_shape))
     for _, place in call.sharded():
         if place.dim == dim:
-            raise Refused("it writes rows of the graph by an index computed from features", "write them by edges of the graph")
+            raise Refused(
+                "it writes rows of the graph by an index computed from features", "write them by edges of the graph"
+            )
     return pointwise(call)

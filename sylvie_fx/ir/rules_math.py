@@ -22,7 +22,9 @@ def linear(call: Call) -> Outcome:
     if isinstance(weight, Rows):
         if isinstance(x, Rows):
             raise _DENSE
-        raise Refused("a weight with one row per node multiplies a replicated tensor", "swap the operands of the product")
+        raise Refused(
+            "a weight with one row per node multiplies a replicated tensor", "swap the operands of the product"
+        )
     if isinstance(x, Rows) and x.dim == len(call.shape(call.arg(0))) - 1:
         raise Refused("the product sums over the rows of the graph", "write it as a matrix product x.t() @ y")
     return Outcome(x)
@@ -56,7 +58,9 @@ def _product(call: Call, left: int, right: int) -> Outcome:
     contract_b = isinstance(pb, Rows) and pb.dim == (rb - 2 if rb > 1 else 0)
     if contract_a or contract_b:
         if not (contract_a and contract_b):
-            raise Refused("it contracts rows of the graph with a replicated tensor of the same length", "make both of them rows")
+            raise Refused(
+                "it contracts rows of the graph with a replicated tensor of the same length", "make both of them rows"
+            )
         assert isinstance(pa, Rows)
         assert isinstance(pb, Rows)
         same_rows([pa, pb])
@@ -65,14 +69,14 @@ def _product(call: Call, left: int, right: int) -> Outcome:
     if isinstance(pa, Rows):
         outer = pa.dim == ra - 2
         # The outer dimension of the left factor is the last but one of the result, or the last where b is a vector.
-        dims.append((Rows(pa.space, (out_rank - (2 if rb > 1 else 1)) if outer else pa.dim + out_rank - max(ra, 2), pa.factor)))
+        dims.append(
+            Rows(pa.space, (out_rank - (2 if rb > 1 else 1)) if outer else pa.dim + out_rank - max(ra, 2), pa.factor)
+        )
     if isinstance(pb, Rows):
         outer = rb > 1 and pb.dim == rb - 1
         dims.append(Rows(pb.space, out_rank - 1 if outer else pb.dim + out_rank - max(rb, 2), pb.factor))
     same_rows(dims)
     if len({d.dim for d in dims}) > 1:
-        raise _DENSE
-    if len(dims) == 1 and not (pa if isinstance(pa, Rows) else pb).dim >= 0:  # pragma: no cover
         raise _DENSE
     return Outcome(dims[0])
 
@@ -95,7 +99,9 @@ def einsum(call: Call) -> Outcome:
     ((letter, place),) = rows.items()
     for tensor, letters in zip(tensors, terms, strict=True):
         if letter in letters and not isinstance(call.place(tensor), Rows):
-            raise Refused("it multiplies rows of the graph with a replicated tensor of the same length", "make both of them rows")
+            raise Refused(
+                "it multiplies rows of the graph with a replicated tensor of the same length", "make both of them rows"
+            )
     if letter in out:
         return Outcome(Rows(place.space, out.index(letter), place.factor))
     return Outcome(REPLICATED, crosses=True)
@@ -113,7 +119,9 @@ def einsum_letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
         full.append(term.replace("...", extra[len(extra) - hidden :] if hidden else ""))
     if not arrow:
         joined = "".join(full)
-        right = ("..." if "..." in left else "") + "".join(sorted(c for c in set(joined) if c not in extra and joined.count(c) == 1))
+        right = ("..." if "..." in left else "") + "".join(
+            sorted(c for c in set(joined) if c not in extra and joined.count(c) == 1)
+        )
     return full, right.replace("...", extra[len(extra) - widest :] if widest else "")
 
 
@@ -168,7 +176,9 @@ def layer_norm(call: Call) -> Outcome:
     source = call.arg(0)
     place = call.place(source)
     if isinstance(place, Rows) and place.dim >= len(call.shape(source)) - len(call.arg(1)):
-        raise Refused("it normalises over the rows of the graph together with others", "normalise with mean and var over dim 0")
+        raise Refused(
+            "it normalises over the rows of the graph together with others", "normalise with mean and var over dim 0"
+        )
     return call.spread(place)
 
 
@@ -209,7 +219,10 @@ def cross_product(call: Call) -> Outcome:
     """The cross product of vectors that each row holds."""
     rank, dim = len(call.out_shape), call.arg(2)
     places = [p for _, p in call.sharded()]
-    if any(p.dim == (next(d for d, s in enumerate(call.out_shape) if s == 3) if dim is None else wrap(dim, rank)) for p in places):
+    if any(
+        p.dim == (next(d for d, s in enumerate(call.out_shape) if s == 3) if dim is None else wrap(dim, rank))
+        for p in places
+    ):
         raise Refused("the vectors of a cross product lie along the rows of the graph", "transpose its arguments")
     return pointwise(call)
 
@@ -266,7 +279,9 @@ def attention(call: Call) -> Outcome:
     if any(p.dim >= rank - 2 for p in places):
         raise _DENSE
     if call.arg(4):
-        raise Refused("dropout inside scaled_dot_product_attention has no mask by node id", "apply dropout as a layer of its own")
+        raise Refused(
+            "dropout inside scaled_dot_product_attention has no mask by node id", "apply dropout as a layer of its own"
+        )
     return pointwise(call)
 
 
@@ -302,7 +317,9 @@ def loss(call: Call) -> Outcome:
     if any(p.dim != 0 for p in places):
         raise Refused("the rows of a loss are not its first dimension", "transpose its arguments")
     if len(places) < 2:
-        raise Refused("a loss compares rows of the graph with a replicated tensor", "shard the targets too: model.shard(...)")
+        raise Refused(
+            "a loss compares rows of the graph with a replicated tensor", "shard the targets too: model.shard(...)"
+        )
     if reduction_code == 0:
         return call.spread(Rows(places[0].space, 0, places[0].factor))
     return call.spread(REPLICATED, crosses=True)

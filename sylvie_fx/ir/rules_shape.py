@@ -20,7 +20,9 @@ def _product(sizes: tuple[sympy.Expr, ...]) -> sympy.Expr:
     return sympy.expand(sympy.prod(sizes)) if sizes else sympy.Integer(1)
 
 
-@placement_rule(aten.view.default, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten, aten.view_as, aten.reshape_as)
+@placement_rule(
+    aten.view.default, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten, aten.view_as, aten.reshape_as
+)
 def reshape(call: Call) -> Outcome:
     """A reshape is row-local where the row dimension survives, alone or as the leading factor of a merged dimension."""
     source = call.arg(0)
@@ -105,7 +107,9 @@ def squeeze(call: Call) -> Outcome:
     if not isinstance(place, Rows):
         return Outcome(place)
     shape = call.shape(call.arg(0))
-    dims = range(len(shape)) if call.op is aten.squeeze.default else [wrap(d, len(shape)) for d in _as_list(call.arg(1))]
+    dims = (
+        range(len(shape)) if call.op is aten.squeeze.default else [wrap(d, len(shape)) for d in _as_list(call.arg(1))]
+    )
     gone = [d for d in dims if shape[d] == 1]
     return Outcome(Rows(place.space, place.dim - sum(d < place.dim for d in gone), place.factor))
 
@@ -205,7 +209,9 @@ def cat(call: Call) -> Outcome:
     elif dim == row_dim:
         return _cat_rows(call, places, dim)
     if len(found) < len(places):
-        raise Refused("it joins rows of nodes or edges with a replicated tensor of the same length", "make both of them rows")
+        raise Refused(
+            "it joins rows of nodes or edges with a replicated tensor of the same length", "make both of them rows"
+        )
     same_rows(found)
     if len({p.dim for p in found}) > 1:
         raise Refused("it joins tensors whose rows lie along different dimensions", "transpose one of them first")
@@ -214,7 +220,9 @@ def cat(call: Call) -> Outcome:
 
 def _cat_rows(call: Call, places: list[Placement], dim: int) -> Outcome:
     if not all(isinstance(p, Rows) and p.factor == 1 for p in places):
-        raise Refused("it appends replicated rows to rows of nodes or edges", "append rows that belong to nodes or edges")
+        raise Refused(
+            "it appends replicated rows to rows of nodes or edges", "append rows that belong to nodes or edges"
+        )
     out = call.rows_of_size(call.out_shape)
     assert out is not None
     return Outcome(Rows(out.space, dim))
@@ -253,6 +261,8 @@ placement_rule(
     aten.special_xlogy, aten.floor_divide, aten.remainder, aten.greater, aten.less, aten.greater_equal, aten.less_equal,
     aten.not_equal, aten.maximum, aten.minimum, aten.sigmoid, aten.tanh, aten.rsqrt, aten.threshold, aten.elu, aten.leaky_relu,
     aten.fmod, aten.clip, aten.polar, aten.complex, aten.atan2, aten.arctan2, aten.bucketize, aten.data, aten.requires_grad_,
+    aten._conj, aten.conj, aten.conj_physical, aten.resolve_conj, aten.resolve_neg, aten._neg_view, aten.angle,
+    aten.view_as_complex, aten.view_as_real,
 )(pointwise)  # fmt: skip
 
 
