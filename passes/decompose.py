@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from sylvie_fx.ir.program import Program
 from sylvie_fx.ir.rules import find_rule
-from sylvie_fx.passes.base import Pass, PassContext
+from sylvie_fx.passes.base import Pass, PassContext, refuse
 
 aten = torch.ops.aten
 
@@ -82,8 +82,12 @@ def _inline(node: fx.Node) -> bool:
     mode = detect_fake_mode([n.meta["val"] for n in unique])
     if mode is None:
         return False
+    fixed = set(mode.shape_env.replacements) if mode.shape_env is not None else set()
     with mode:
-        traced = make_fx(definition, pre_dispatch=True)(*[n.meta["val"] for n in unique])
+        traced = make_fx(definition)(*[n.meta["val"] for n in unique])
+    if mode.shape_env is not None and set(mode.shape_env.replacements) - fixed:
+        raise refuse(node, f"{op} reads the number of rows as a plain number", "its definition then holds for one graph only",
+                     "write it with operators that PyTorch does not define by others")  # fmt: skip
     if any(n.target is op for n in traced.graph.nodes):
         return False
     values: dict[fx.Node, fx.Node] = dict(

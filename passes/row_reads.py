@@ -222,11 +222,19 @@ def _flip(program: Program, node: fx.Node) -> None:
     replace(node, builder.call(aten.flip.default, read, rest) if rest else read)
 
 
+def _take(program: Program, node: fx.Node) -> None:
+    source, index = node.args
+    assert isinstance(source, fx.Node)
+    if len(shape(source)) == 1:  # of more dimensions it reads single entries of the flattened tensor
+        _gather(program, node, source, index, 0)
+
+
 SPELLINGS: Mapping[Any, Callable[[Program, fx.Node], None]] = {
     aten.index_select.default: _index_select,
     aten.index.Tensor: _index,
     aten.gather.default: _gather_columns,
     aten.embedding.default: _embedding,
+    aten.take.default: _take,
     aten.slice.Tensor: _slice,
     aten.flip.default: _flip,
 }

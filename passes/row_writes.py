@@ -96,6 +96,8 @@ def _overwrite(program: Program, node: fx.Node, base: fx.Node, dim: int, index: 
     flat = _static_index(node, index, dim)
     written, val = _written(builder, base, dim, flat), base.meta["val"]
     if not (isinstance(source, fx.Node) and len(shape(source)) > dim and program.space_of(shape(source)[dim]) is not None):
+        if isinstance(source, fx.Node) and len(shape(source)) > dim and shape(source)[dim] != 1 and len(shape(source)) == len(shape(base)):
+            raise refuse(node, "a fixed number of rows of the graph is written", "every rank would need them", "use a boolean mask")
         replace(node, builder.call(aten.where.self, written, source, base))
         return
     if source.meta["val"].dtype != val.dtype:
