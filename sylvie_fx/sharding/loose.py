@@ -87,14 +87,16 @@ def _node_count(
     free = [t for (_, t), k in zip(named, kinds, strict=True) if k is None and t.dim()]
     features = [t.shape[0] for t in free if t.dim() > 1]
     masks = [t.shape[0] for t in free if t.dtype == torch.bool]
-    for sizes in (features, masks, [t.shape[0] for t in free]):
-        counted = Counter(s for s in sizes if s != num_edges)
-        if counted:
-            return counted.most_common(1)[0][0]
+    ends = [t for (_, t), k in zip(named, kinds, strict=True) if k in ("edge_index", "src", "dst") and t.numel()]
+    largest = max((int(t.max()) for t in ends), default=-1)
+    for fits in (lambda size: size > largest, lambda size: True):  # a tensor with too few rows is not believed at once
+        for sizes in (features, masks, [t.shape[0] for t in free]):
+            counted = Counter(s for s in sizes if s != num_edges and fits(s))
+            if counted:
+                return counted.most_common(1)[0][0]
     if features:
         return features[0]
-    ends = [t for (_, t), k in zip(named, kinds, strict=True) if k in ("edge_index", "src", "dst") and t.numel()]
-    fitting = [size for size in tables if ends and size > max(int(t.max()) for t in ends)]
+    fitting = [size for size in tables if ends and size > largest]
     if len(fitting) == 1:
         return fitting[0]
     raise PartitionError(
@@ -127,12 +129,7 @@ def _by_length(name: str, tensor: Tensor, num_nodes: int, num_edges: int | None)
         return "edge"
     if tensor.dim() == 1 and _is_index(tensor):
         return "ids"
-    if (
-        tensor.dim() == 2
-        and num_nodes > 2
-        and tensor.dtype.is_floating_point
-        and tensor.shape[0] > max(num_nodes, num_edges or 0) // 2
-    ):
+    if tensor.dim() == 2 and num_nodes > 2 and tensor.dtype.is_floating_point and tensor.shape[0] > num_nodes // 2:
         raise PartitionError(
             f"{name} has {tensor.shape[0]} rows, but the graph has {num_nodes} nodes and {num_edges or 0} edges",
             remedy="give one row for each node or edge, or name its kind: shard(..., kinds=[...])",

@@ -63,11 +63,6 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
         raise PartitionError(
             "nothing tells how many nodes the graph has", remedy="shard the node features together with the edges"
         )
-    pairs += _loose_edges(loose, inferred)
-    src, dst = (torch.cat([pair[i].cpu() for pair in pairs] or [_NO_IDS]) for i in range(2))
-    check_ranks(model, [src, dst, num_nodes], [tensors_of(v) for v in leaves])
-    graph = joined if joined is not None and not pairs else make_graph(model, num_nodes, src, dst, partition)
-    context = ShardContext(graph, model.engine, graph.spaces.get(EDGES))
     device = next((p.device for p in model.module.parameters()), None)
     for name, tensor in [*loose, *[(f"the {type(v).__name__}", t) for v in graphs for t in tensors_of(v)]]:
         if device is not None and tensor.device != device:
@@ -75,6 +70,11 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
                 f"{name} is on {tensor.device}, but the model is on {device}",
                 remedy=f"move it: tensor.to({str(device)!r})",
             )
+    pairs += _loose_edges(loose, inferred)
+    src, dst = (torch.cat([pair[i].cpu() for pair in pairs] or [_NO_IDS]) for i in range(2))
+    check_ranks(model, [src, dst, num_nodes], [tensors_of(v) for v in leaves])
+    graph = joined if joined is not None and not pairs else make_graph(model, num_nodes, src, dst, partition)
+    context = ShardContext(graph, model.engine, graph.spaces.get(EDGES))
     sharded: dict[int, Any] = {}
     for value in graphs:
         sharded[id(value)] = _shard_graph(context, value)
