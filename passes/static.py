@@ -64,7 +64,7 @@ def mark_static(program: Program) -> None:
         if node.op == "placeholder":
             meta(node).static = entry.get(node.name, True)
         elif node.op == "get_attr":
-            meta(node).static = str(node.target) not in own
+            meta(node).static = str(node.target) not in own and not _learned(module, str(node.target))
         elif node.op == "call_function":
             if is_random(node):
                 if node.target is not ops.node_dropout:
@@ -72,6 +72,12 @@ def mark_static(program: Program) -> None:
                 meta(node).static = False
             else:
                 meta(node).static = _is_size(node) or all(meta(n).static for n in node.all_input_nodes)
+
+
+def _learned(module: fx.GraphModule, path: str) -> bool:
+    """Whether a tensor that the model holds without registering it needs a gradient."""
+    value: Any = operator.attrgetter(path)(module)
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _is_size(node: fx.Node) -> bool:
