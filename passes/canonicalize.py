@@ -53,7 +53,7 @@ class Canonicalize(Pass):
             if node.op != "call_function":
                 continue
             if node.target is ops.node_dropout:
-                sites = max(sites, int(node.args[3]) + 1)  # type: ignore[arg-type]
+                sites = max(sites, int(node.args[3]) + 1)
             elif is_random(node):
                 sites = _dropout(node, sites)
             elif node.target in SPELLINGS and not meta(node).static:

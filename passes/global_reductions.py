@@ -12,13 +12,13 @@ import torch
 from torch import fx
 
 from sylvie_fx.ir import ops
-from sylvie_fx.ir.placement import REPLICATED, Placement, Rows
-from sylvie_fx.ir.program import Program, meta, placement, shape
-from sylvie_fx.ir.rules import Call
+from sylvie_fx.ir.placement import REPLICATED, Rows
+from sylvie_fx.ir.program import Program, meta, shape
 from sylvie_fx.ir.rules_math import CLASS_LOSSES, ELEMENTWISE_LOSSES, reduced_dims, reduction_keeps
 from sylvie_fx.passes.base import Pass, PassContext, refuse
-from sylvie_fx.passes.build import Builder, replace
-from sylvie_fx.passes.split_prologue import prologue_number
+from sylvie_fx.passes.build import replace
+from sylvie_fx.passes.rewrite import Rewrite, neutral_value
+from sylvie_fx.passes.table_reductions import table
 
 aten = torch.ops.aten
 
@@ -52,46 +52,6 @@ class GlobalReductions(Pass):
         return program
 
 
-class _Rewrite(Builder):
-    """Builds the replacement of one node."""
-
-    def __init__(self, program: Program, node: fx.Node) -> None:
-        super().__init__(node)
-        self.program, self.node = program, node
-        self.invocation = Call(node, placement, program.rows_of_shape)
-
-    def local(self, op: Any, *args: Any, place: Placement = REPLICATED, **kwargs: Any) -> fx.Node:
-        """An operator on this rank's values."""
-        return self.call(op, *args, place=place, **kwargs)
-
-    def total(self, value: fx.Node, op: str = "sum") -> fx.Node:
-        """The value reduced over ranks."""
-        return self.call(ops.all_reduce, value, op, val=value.meta["val"], place=REPLICATED)
-
-    def sum_over(self, value: fx.Node, dims: list[int], *, keep: bool, **kwargs: Any) -> fx.Node:
-        """The sum over dimensions, rows of all ranks among them."""
-        return self.total(self.local(aten.sum.dim_IntList, value, dims, keep, **kwargs))
-
-    def entries(self, source: fx.Node, dims: list[int]) -> fx.Node | int:
-        """How many entries of the global tensor a reduction over ``dims`` combines."""
-        fixed = math.prod(int(s) for d, s in enumerate(shape(source)) if d in dims and not s.free_symbols)
-        rows = next(s for d, s in enumerate(shape(source)) if d in dims and s.free_symbols)
-        number = prologue_number(self.program, rows)
-        if isinstance(number, int):
-            return number * fixed
-        if fixed == 1:
-            return number
-        with self.graph.inserting_before(self.before):
-            scaled = self.graph.call_function(operator.mul, (number, fixed))
-        scaled.meta["val"] = number.meta["val"] * fixed
-        meta(scaled).placement = REPLICATED
-        return scaled
-
-    def like(self, source: fx.Node) -> Placement:
-        """The placement of an operand, for row-local results of its shape."""
-        return placement(source)
-
-
 def _rewrite(program: Program, node: fx.Node) -> None:
     assert isinstance(node.target, torch._ops.OpOverload)
     packet = node.target.overloadpacket
@@ -99,7 +59,7 @@ def _rewrite(program: Program, node: fx.Node) -> None:
     if rule is None:
         raise refuse(node, f"{node.target} combines rows of all ranks", "there is no exact form of it over ranks yet",
                      "write it with sum, mean, amax, softmax or logsumexp")  # fmt: skip
-    new = rule(_Rewrite(program, node))
+    new = rule(Rewrite(program, node))
     if isinstance(node.meta["val"], (tuple, list)):
         for user in list(node.users):  # of max and min only the values are read, see the placement rule
             replace(user, new[user.args[1]] if isinstance(new, tuple) else new)  # type: ignore[index]
@@ -110,35 +70,35 @@ def _rewrite(program: Program, node: fx.Node) -> None:
         replace(node, new)
 
 
-def _dims(b: _Rewrite) -> tuple[fx.Node, list[int], bool]:
+def _dims(b: Rewrite) -> tuple[fx.Node, list[int], bool]:
     source = b.invocation.arg(0)
     return source, reduced_dims(b.invocation, len(shape(source))), reduction_keeps(b.invocation)
 
 
-def _dtype(b: _Rewrite) -> dict[str, Any]:
+def _dtype(b: Rewrite) -> dict[str, Any]:
     dtype = b.node.kwargs.get("dtype")
     return {} if dtype is None else {"dtype": dtype}
 
 
-def _sum(b: _Rewrite) -> fx.Node:
+def _sum(b: Rewrite) -> fx.Node:
     source, dims, keep = _dims(b)
     return b.sum_over(source, dims, keep=keep, **_dtype(b))
 
 
-def _mean(b: _Rewrite) -> fx.Node:
+def _mean(b: Rewrite) -> fx.Node:
     source, dims, keep = _dims(b)
     return b.local(aten.div.Tensor, b.sum_over(source, dims, keep=keep, **_dtype(b)), b.entries(source, dims))
 
 
-def _extreme(largest: bool) -> Callable[[_Rewrite], fx.Node]:
-    def rewrite(b: _Rewrite) -> fx.Node:
+def _extreme(largest: bool) -> Callable[[Rewrite], fx.Node]:
+    def rewrite(b: Rewrite) -> fx.Node:
         source, dims, keep = _dims(b)
         return extreme(b, source, dims, keep=keep, largest=largest)
 
     return rewrite
 
 
-def extreme(b: _Rewrite, source: fx.Node, dims: list[int], *, keep: bool, largest: bool) -> fx.Node:
+def extreme(b: Rewrite, source: fx.Node, dims: list[int], *, keep: bool, largest: bool) -> fx.Node:
     """Maximum or minimum over dimensions, rows of all ranks among them; the gradient is shared evenly by ties."""
     bound = bound_over(b, source, dims, largest=largest)
     val = source.meta["val"]
@@ -151,7 +111,7 @@ def extreme(b: _Rewrite, source: fx.Node, dims: list[int], *, keep: bool, larges
     return b.local(aten.div.Tensor, b.sum_over(safe, dims, keep=keep), counts)
 
 
-def bound_over(b: _Rewrite, source: fx.Node, dims: list[int], *, largest: bool) -> fx.Node:
+def bound_over(b: Rewrite, source: fx.Node, dims: list[int], *, largest: bool) -> fx.Node:
     """The extreme value without gradient, kept dimensions; a rank without rows contributes the neutral value."""
     detached = b.local(aten.detach.default, source, place=b.like(source))
     val = source.meta["val"]
@@ -165,8 +125,8 @@ def bound_over(b: _Rewrite, source: fx.Node, dims: list[int], *, largest: bool) 
     return b.total(local, "max" if largest else "min")
 
 
-def _variance(root: bool, *, mean_too: bool = False) -> Callable[[_Rewrite], Any]:
-    def rewrite(b: _Rewrite) -> Any:
+def _variance(root: bool, *, mean_too: bool = False) -> Callable[[Rewrite], Any]:
+    def rewrite(b: Rewrite) -> Any:
         source, dims, keep = _dims(b)
         correction: Any = b.node.kwargs.get("correction", 1)
         if any(a.name == "unbiased" for a in b.node.target._schema.arguments):  # type: ignore[union-attr]
@@ -192,10 +152,14 @@ def _variance(root: bool, *, mean_too: bool = False) -> Callable[[_Rewrite], Any
     return rewrite
 
 
-def _norm(b: _Rewrite) -> fx.Node:
+def _norm(b: Rewrite) -> fx.Node:
     source, dims, keep = _dims(b)
     vector = b.node.target is aten.linalg_vector_norm.default
-    p = b.invocation.named("ord") if vector else (b.invocation.named("p") if b.node.target is not aten.frobenius_norm.dim else 2)
+    p = (
+        b.invocation.named("ord")
+        if vector
+        else (b.invocation.named("p") if b.node.target is not aten.frobenius_norm.dim else 2)
+    )
     p = 2.0 if p is None else float(p)
     absolute = b.local(aten.abs.default, source, place=b.like(source))
     if math.isinf(p):
@@ -204,15 +168,17 @@ def _norm(b: _Rewrite) -> fx.Node:
     return b.local(aten.pow.Tensor_Scalar, b.sum_over(powered, dims, keep=keep), 1.0 / p)
 
 
-def _logsumexp(b: _Rewrite) -> fx.Node:
+def _logsumexp(b: Rewrite) -> fx.Node:
     source, dims, keep = _dims(b)
     bound = bound_over(b, source, dims, largest=True)
-    shifted = b.local(aten.exp.default, b.local(aten.sub.Tensor, source, bound, place=b.like(source)), place=b.like(source))
+    shifted = b.local(
+        aten.exp.default, b.local(aten.sub.Tensor, source, bound, place=b.like(source)), place=b.like(source)
+    )
     total = b.local(aten.log.default, b.sum_over(shifted, dims, keep=keep))
     return b.local(aten.add.Tensor, total, bound if keep else b.local(aten.squeeze.dims, bound, dims))
 
 
-def _truth(b: _Rewrite) -> fx.Node:
+def _truth(b: Rewrite) -> fx.Node:
     source, dims, keep = _dims(b)
     every = b.node.target.overloadpacket is aten.all  # type: ignore[union-attr]
     flags = b.local(aten.eq.Scalar if every else aten.ne.Scalar, source, 0, place=b.like(source))
@@ -220,14 +186,14 @@ def _truth(b: _Rewrite) -> fx.Node:
     return b.local(aten.eq.Scalar if every else aten.ne.Scalar, count, 0)
 
 
-def _count_nonzero(b: _Rewrite) -> fx.Node:
+def _count_nonzero(b: Rewrite) -> fx.Node:
     source, dims, keep = _dims(b)
     flags = b.local(aten.ne.Scalar, source, 0, place=b.like(source))
     return b.sum_over(b.local(aten._to_copy.default, flags, dtype=torch.int64, place=b.like(source)), dims, keep=keep)
 
 
-def _softmax(log: bool) -> Callable[[_Rewrite], fx.Node]:
-    def rewrite(b: _Rewrite) -> fx.Node:
+def _softmax(log: bool) -> Callable[[Rewrite], fx.Node]:
+    def rewrite(b: Rewrite) -> fx.Node:
         source = b.invocation.arg(0)
         place = b.like(source)
         assert isinstance(place, Rows)
@@ -242,18 +208,18 @@ def _softmax(log: bool) -> Callable[[_Rewrite], fx.Node]:
     return rewrite
 
 
-def _product(b: _Rewrite) -> fx.Node:
+def _product(b: Rewrite) -> fx.Node:
     keywords: dict[str, Any] = dict(b.node.kwargs)
     return b.total(b.local(b.node.target, *b.node.args, **keywords))
 
 
-def _batch_norm(b: _Rewrite) -> fx.Node:
+def _batch_norm(b: Rewrite) -> fx.Node:
     source, weight, bias, *buffers = (b.invocation.arg(i) for i in range(5))
     dims = [d for d in range(len(shape(source))) if d != 1]
     return _standardise(b, source, dims, weight, bias, buffers, b.invocation.arg(6), b.invocation.arg(7))
 
 
-def _instance_norm(b: _Rewrite) -> fx.Node:
+def _instance_norm(b: Rewrite) -> fx.Node:
     source, weight, bias, *buffers = (b.invocation.arg(i) for i in range(5))
     if buffers[0] is not None and shape(source)[0] != 1:
         raise refuse(b.node, "instance norm keeps running statistics of several samples", "they have no exact form over ranks yet",
@@ -262,7 +228,7 @@ def _instance_norm(b: _Rewrite) -> fx.Node:
     return _standardise(b, source, dims, weight, bias, buffers, b.invocation.arg(6), b.invocation.arg(7))
 
 
-def _standardise(b: _Rewrite, source: fx.Node, dims: list[int], weight: Any, bias: Any, buffers: list[Any], momentum: Any,
+def _standardise(b: Rewrite, source: fx.Node, dims: list[int], weight: Any, bias: Any, buffers: list[Any], momentum: Any,
                  eps: Any) -> fx.Node:  # fmt: skip
     """Subtract the mean over ``dims`` of all ranks and divide by the deviation; channels are dimension 1."""
     place, view = b.like(source), [1, int(shape(source)[1]), *[1] * (len(shape(source)) - 2)]
@@ -283,61 +249,7 @@ def _standardise(b: _Rewrite, source: fx.Node, dims: list[int], weight: Any, bia
     return result
 
 
-def _table(b: _Rewrite) -> fx.Node:
-    """Rows of all ranks scattered into a table of fixed length, such as one row for each graph of a batch."""
-    source, index, rows, reduce, dim = b.node.args
-    assert isinstance(source, fx.Node)
-    assert isinstance(dim, int)
-
-    def added(value: fx.Node) -> fx.Node:
-        return b.total(b.local(ops.scatter, value, index, rows, "sum", dim, val=_table_of(value, rows, dim)))
-
-    if reduce == "sum":
-        return added(source)
-    val = source.meta["val"]
-    ones = b.local(aten.full_like.default, source, 1.0 if val.dtype.is_floating_point else 1, place=b.like(source))
-    if reduce == "mean":
-        return b.local(aten.div.Tensor, added(source), b.local(aten.clamp_min.default, added(ones), 1))
-    if reduce not in ("amax", "amin"):
-        raise refuse(b.node, f"rows of all ranks are multiplied up in a table (reduce={reduce!r})", "it has no exact form over ranks yet",
-                     "use sum, mean, amax or amin")  # fmt: skip
-    bound = _table_bound(b, source, index, rows, dim, largest=reduce == "amax")
-    written = b.local(aten.gt.Scalar, added(ones), 0)
-    if val.dtype.is_floating_point:
-        picked = b.local(aten.index_select.default, bound, dim, index, place=b.like(source), val=val)
-        hit = b.local(aten.eq.Tensor, source, picked, place=b.like(source))
-        hits = added(b.local(aten._to_copy.default, hit, dtype=val.dtype, place=b.like(source)))
-        counts = b.local(aten.clamp_min.default, hits, 1)  # an empty row has no gradient rather than a NaN
-        bound = b.local(aten.div.Tensor, added(b.local(aten.where.ScalarOther, hit, source, 0.0, place=b.like(source))), counts)
-    return b.local(aten.where.ScalarOther, written, bound, 0)
-
-
-def _table_of(value: fx.Node, rows: Any, dim: int) -> Any:
-    sizes = list(value.meta["val"].shape)
-    sizes[dim] = rows
-    return value.meta["val"].new_empty(sizes)
-
-
-def _table_bound(b: _Rewrite, source: fx.Node, index: Any, rows: Any, dim: int, *, largest: bool) -> fx.Node:
-    """The extreme value in each row of the table, without gradient; an infinity where nothing is written."""
-    val = _table_of(source, rows, dim)
-    detached = b.local(aten.detach.default, source, place=b.like(source))
-    neutral = neutral_value(val.dtype, largest=largest)
-    base = b.local(aten.full.default, list(val.shape), neutral, dtype=val.dtype, device=val.device, val=val)
-    shaped = b.local(aten.view.default, index, [-1 if d == dim else 1 for d in range(len(val.shape))], place=b.like(source))
-    wide = b.local(aten.expand_as.default, shaped, detached, place=b.like(source))
-    local = b.local(aten.scatter_reduce.two, base, dim, wide, detached, "amax" if largest else "amin", val=val)
-    return b.total(local, "max" if largest else "min")
-
-
-def neutral_value(dtype: torch.dtype, *, largest: bool) -> float | int:
-    """What changes no maximum (or minimum) of a dtype."""
-    if dtype.is_floating_point:
-        return -math.inf if largest else math.inf
-    return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
-
-
-def _loss_sum(b: _Rewrite) -> fx.Node:
+def _loss_sum(b: Rewrite) -> fx.Node:
     """The loss with reduction='sum', over all ranks."""
     arguments = b.node.target._schema.arguments  # type: ignore[union-attr]
     values = {a.name: b.invocation.arg(i) for i, a in enumerate(arguments)}
@@ -347,7 +259,7 @@ def _loss_sum(b: _Rewrite) -> fx.Node:
     return b.total(b.local(b.node.target, *positional, **keyword))
 
 
-def _elementwise_loss(b: _Rewrite) -> fx.Node:
+def _elementwise_loss(b: Rewrite) -> fx.Node:
     total = _loss_sum(b)
     if b.invocation.named("reduction") == 2:
         return total
@@ -355,7 +267,7 @@ def _elementwise_loss(b: _Rewrite) -> fx.Node:
     return b.local(aten.div.Tensor, total, b.entries(source, list(range(len(shape(source))))))
 
 
-def _class_loss(b: _Rewrite) -> fx.Node:
+def _class_loss(b: Rewrite) -> fx.Node:
     total = _loss_sum(b)
     if b.invocation.named("reduction") == 2:
         return total
@@ -373,7 +285,7 @@ def _class_loss(b: _Rewrite) -> fx.Node:
     return b.local(aten.div.Tensor, total, b.sum_over(share, dims, keep=False))
 
 
-_REWRITES: dict[Any, Callable[[_Rewrite], Any]] = {
+_REWRITES: dict[Any, Callable[[Rewrite], Any]] = {
     aten.sum: _sum,
     aten.mean: _mean,
     aten.amax: _extreme(True),
@@ -404,7 +316,7 @@ _REWRITES: dict[Any, Callable[[_Rewrite], Any]] = {
     aten.einsum: _product,
     aten.batch_norm: _batch_norm,
     aten.instance_norm: _instance_norm,
-    torch.ops.sylvie.scatter: _table,
+    torch.ops.sylvie.scatter: table,
     **dict.fromkeys(ELEMENTWISE_LOSSES, _elementwise_loss),
     **dict.fromkeys(CLASS_LOSSES, _class_loss),
 }

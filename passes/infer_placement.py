@@ -21,16 +21,10 @@ from sylvie_fx.ir.rules import Call, Refused, find_rule
 from sylvie_fx.passes.base import Pass, PassContext, refuse
 from sylvie_fx.passes.build import copy_meta
 from sylvie_fx.passes.components import Components
+from sylvie_fx.passes.local_sizes import localise_sizes
 from sylvie_fx.passes.static import FACTORIES
 
 aten = torch.ops.aten
-
-SHAPED = {
-    aten.view.default: 1, aten.reshape.default: 1, aten._unsafe_view.default: 1, aten.expand.default: 1, aten.repeat.default: 1,
-    aten.full.default: 0, aten.zeros.default: 0, aten.ones.default: 0, aten.empty.memory_format: 0, aten.broadcast_to.default: 1,
-    aten.unflatten.int: 2, aten.tile.default: 1,
-}  # fmt: skip
-"""Operators that take a shape, and the position of that argument."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ class _Inference:
         final = self.components.settle(self.program)
         self._write(final)
         self._adapt(final)
-        self._sizes()
+        localise_sizes(self.program)
         meta(output).placement = REPLICATED
 
     # --- placements --------------------------------------------------------------------------------------------------
@@ -302,7 +296,11 @@ class _Inference:
             elif value in self.adaptive:
                 # Graph-only rows of a space of the model's own: laid out like what is computed there.
                 places = [self.place[v] for v in results if v not in self.adaptive]
-                alike = [p.component for p in places if isinstance(p, Rows) and p.space == place.space and p.component is not None]
+                alike = [
+                    p.component
+                    for p in places
+                    if isinstance(p, Rows) and p.space == place.space and p.component is not None
+                ]
                 self.uses.append(_Use(output, value, alike[0] if alike else self.components.new(place.space)))
 
     # --- rewriting ---------------------------------------------------------------------------------------------------
@@ -355,50 +353,6 @@ class _Inference:
         copy_meta(value, node)
         meta(node).placement = place
         return node
-
-    def _sizes(self) -> None:
-        """Replace sizes that are shapes by local counts, and give dropouts their rows' global indices."""
-        program = self.program
-        for node in list(program.graph.nodes):
-            place = meta(node).placement
-            if not isinstance(place, Rows):
-                continue
-            assert place.component is not None
-            if node.target in SHAPED:
-                position = SHAPED[node.target]
-                shape_argument = node.args[position]
-                assert isinstance(shape_argument, (list, tuple))
-                sizes = list(shape_argument)
-                at = place.dim if node.target is not aten.unflatten.int else -1
-                if 0 <= at < len(sizes) and isinstance(sizes[at], fx.Node):
-                    node.update_arg(position, [*sizes[:at], self._count(node, place), *sizes[at + 1 :]])
-            elif node.target is ops.scatter:
-                node.update_arg(2, self._count(node, place))
-            elif node.target is ops.node_dropout and node.args[1] is None:
-                size = node.meta["val"].shape[place.dim]
-                ids = node.meta["val"].new_empty((size,), dtype=torch.int64)
-                rows = Rows(place.space, 0, 1, place.component)
-                keys = program.bound_input(
-                    program.row_ids, f"ids_{place.component}", (place.component, place.space), ids, rows
-                )
-                node.args = (node.args[0], keys, *node.args[2:4], place.dim)
-        for name in list(program.numbers):
-            node = next(n for n in program.graph.nodes if n.name == name)
-            if not node.users:
-                program.graph.erase_node(node)
-                del program.numbers[name]
-
-    def _count(self, node: fx.Node, place: Rows) -> fx.Node:
-        assert place.component is not None
-        size = node.meta["val"].shape[place.dim]
-        count = self.program.count(place.component, place.space, size)
-        if place.factor == 1:
-            return count
-        with self.program.graph.inserting_before(node):
-            scaled = self.program.graph.call_function(operator.mul, (count, place.factor))
-        scaled.meta["val"] = size
-        meta(scaled).placement = REPLICATED
-        return scaled
 
 
 def _dropout_rule(call: Call) -> Any:

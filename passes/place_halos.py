@@ -18,7 +18,7 @@ from sylvie_fx.ir.program import Program, halo_count, is_number, is_tensor, meta
 from sylvie_fx.passes.base import Pass, PassContext
 from sylvie_fx.passes.build import Builder, copy_meta
 from sylvie_fx.passes.dependence import depends_on_inputs_alone, needs_gradient
-from sylvie_fx.passes.infer_placement import SHAPED
+from sylvie_fx.passes.local_sizes import SHAPED
 
 aten = torch.ops.aten
 

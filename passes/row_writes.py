@@ -75,7 +75,9 @@ def _index_fill(program: Program, node: fx.Node) -> None:
         replace(node, builder.call(op, _written(builder, base, dim, _static_index(node, index, dim)), value, base))
 
 
-def _put_by_mask(program: Program, node: fx.Node, base: fx.Node, mask: fx.Node, source: Any, dim: int, *, accumulate: bool) -> None:
+def _put_by_mask(
+    program: Program, node: fx.Node, base: fx.Node, mask: fx.Node, source: Any, dim: int, *, accumulate: bool
+) -> None:
     builder = Builder(node)
     shaped = builder.call(aten.view.default, mask, [-1 if d == dim else 1 for d in range(len(shape(base)))])
     meta(shaped).static = meta(mask).static
@@ -95,19 +97,40 @@ def _overwrite(program: Program, node: fx.Node, base: fx.Node, dim: int, index: 
     builder = Builder(node)
     flat = _static_index(node, index, dim)
     written, val = _written(builder, base, dim, flat), base.meta["val"]
-    if not (isinstance(source, fx.Node) and len(shape(source)) > dim and program.space_of(shape(source)[dim]) is not None):
-        if isinstance(source, fx.Node) and len(shape(source)) > dim and shape(source)[dim] != 1 and len(shape(source)) == len(shape(base)):
-            raise refuse(node, "a fixed number of rows of the graph is written", "every rank would need them", "use a boolean mask")
+    if not (
+        isinstance(source, fx.Node) and len(shape(source)) > dim and program.space_of(shape(source)[dim]) is not None
+    ):
+        if (
+            isinstance(source, fx.Node)
+            and len(shape(source)) > dim
+            and shape(source)[dim] != 1
+            and len(shape(source)) == len(shape(base))
+        ):
+            raise refuse(
+                node,
+                "a fixed number of rows of the graph is written",
+                "every rank would need them",
+                "use a boolean mask",
+            )
         replace(node, builder.call(aten.where.self, written, source, base))
         return
     if source.meta["val"].dtype != val.dtype:
         source = builder.call(aten._to_copy.default, source, dtype=val.dtype)
     rows, length = graph_only(builder, aten.sym_size.int, base, dim), graph_only(builder, aten.sym_size.int, flat, 0)
-    order = graph_only(builder, aten.arange.start_step, 0, length, 1, dtype=torch.int64, device=val.device, val=flat.meta["val"])
+    order = graph_only(
+        builder, aten.arange.start_step, 0, length, 1, dtype=torch.int64, device=val.device, val=flat.meta["val"]
+    )
     last = graph_only(builder, ops.scatter, order, flat, rows, "amax", 0)
-    wins = graph_only(builder, aten.eq.Tensor, graph_only(builder, aten.index_select.default, last, 0, flat, val=flat.meta["val"]), order)
+    wins = graph_only(
+        builder,
+        aten.eq.Tensor,
+        graph_only(builder, aten.index_select.default, last, 0, flat, val=flat.meta["val"]),
+        order,
+    )
     wins = graph_only(builder, aten.view.default, wins, [-1 if d == dim else 1 for d in range(len(shape(base)))])
-    value = builder.call(ops.scatter, builder.call(aten.where.ScalarOther, wins, source, 0), flat, rows, "sum", dim, val=val)
+    value = builder.call(
+        ops.scatter, builder.call(aten.where.ScalarOther, wins, source, 0), flat, rows, "sum", dim, val=val
+    )
     if val.dtype.is_floating_point:
         every = builder.call(ops.scatter, source, flat, rows, "sum", dim, val=val)
         zero = builder.call(aten.sub.Tensor, every, builder.call(aten.detach.default, every))
@@ -117,11 +140,19 @@ def _overwrite(program: Program, node: fx.Node, base: fx.Node, dim: int, index: 
 
 def _segment_reduce(program: Program, node: fx.Node) -> None:
     """Segments of consecutive rows, of graph-only lengths: each row is written to the number of its segment."""
-    named = {a.name: node.args[i] for i, a in enumerate(node.target._schema.arguments) if i < len(node.args)} | node.kwargs  # type: ignore[union-attr]
+    assert isinstance(node.target, torch._ops.OpOverload)
+    arguments = node.target._schema.arguments
+    named = dict(node.kwargs) | {a.name: given for a, given in zip(arguments, node.args, strict=False)}
     source, lengths, offsets, axis = named["data"], named.get("lengths"), named.get("offsets"), named.get("axis", 0)
     assert isinstance(source, fx.Node)
     given = lengths if lengths is not None else offsets
-    if axis != 0 or named.get("initial") is not None or not isinstance(given, fx.Node) or len(shape(given)) != 1 or not meta(given).static:
+    if (
+        axis != 0
+        or named.get("initial") is not None
+        or not isinstance(given, fx.Node)
+        or len(shape(given)) != 1
+        or not meta(given).static
+    ):
         return
     builder, reduce, val = Builder(node), str(named["reduce"]), node.meta["val"]
     count_val = given.meta["val"].new_empty((val.shape[0],), dtype=torch.int64)
@@ -149,7 +180,9 @@ def _static_index(node: fx.Node, index: Any, dim: int) -> fx.Node:
     return flat
 
 
-def _scatter(program: Program, node: fx.Node, base: Any, dim: Any, index: Any, source: Any, reduce: str, *, include_self: bool) -> None:
+def _scatter(
+    program: Program, node: fx.Node, base: Any, dim: Any, index: Any, source: Any, reduce: str, *, include_self: bool
+) -> None:
     assert isinstance(base, fx.Node)
     assert isinstance(source, fx.Node)
     dim = wrap(dim, len(shape(base)))
@@ -169,7 +202,11 @@ def _scatter(program: Program, node: fx.Node, base: Any, dim: Any, index: Any, s
     val = base_val if source.meta["val"].dtype == base_val.dtype else None
     new = builder.call(ops.scatter, source, flat, rows, reduce, dim, val=val)
     if include_self and not (reduce == "sum" and _is_constant(base, 0)):
-        new = builder.call(aten.add.Tensor, base, new) if reduce == "sum" else _include_base(builder, base, new, flat, reduce, dim)
+        new = (
+            builder.call(aten.add.Tensor, base, new)
+            if reduce == "sum"
+            else _include_base(builder, base, new, flat, reduce, dim)
+        )
     replace(node, new)
 
 

@@ -82,7 +82,9 @@ def _key(program: Program, value: Any) -> Any:
 
 def _equal_sizes(kept: fx.Node, merged: fx.Node) -> None:
     a, b = kept.meta.get("val"), merged.meta.get("val")
-    sizes = zip(a.shape, b.shape, strict=True) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else [(a, b)]
+    sizes = (
+        zip(a.shape, b.shape, strict=True) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else [(a, b)]
+    )
     for left, right in sizes:
         if isinstance(left, torch.SymInt) and isinstance(right, torch.SymInt) and left.node.expr != right.node.expr:
             old, new = right.node.expr, left.node.expr
@@ -234,7 +236,9 @@ def _split(program: Program) -> None:
             meta(new).placement = REPLICATED
         else:
             program.localized[new.name] = Localized(copy.name, REPLICATED)
-    kept = {n for n in main.nodes if n.target in FACTORIES and any(not meta(u).static or u.op == "output" for u in n.users)}
+    kept = {
+        n for n in main.nodes if n.target in FACTORIES and any(not meta(u).static or u.op == "output" for u in n.users)
+    }
     for node in reversed(list(main.nodes)):
         if node.op == "output" or node in boundary or node in kept:
             continue
@@ -242,7 +246,11 @@ def _split(program: Program) -> None:
             main.erase_node(node)
     prologue.output(tuple(results))
     for node in reversed(list(prologue.nodes)):
-        if node.op not in ("output", "placeholder") and not node.users and node.target not in (ops.check, ops.check_size):
+        if (
+            node.op not in ("output", "placeholder")
+            and not node.users
+            and node.target not in (ops.check, ops.check_size)
+        ):
             prologue.erase_node(node)
     program.prologue = fx.GraphModule(program.module, prologue)
     for name in inputs:

@@ -59,7 +59,9 @@ def mark_static(program: Program) -> None:
     entry = {item.name: item.static for item in program.inputs}
     module = program.module
     # With duplicates: a shared layer's parameter has several names, and the graph may use any of them.
-    own = {n for n, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))}
+    own = {
+        n for n, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    }
     for node in program.graph.nodes:
         if node.op == "placeholder":
             meta(node).static = entry.get(node.name, True)

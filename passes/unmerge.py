@@ -55,6 +55,8 @@ def _rewrite(node: fx.Node) -> None:
     apart = builder.call(aten.reshape.default, source, [first, kept, val.shape[2]], val=val)
     for product in products:
         result = product.meta["val"]
-        new = Builder(product).call(aten.linear.default, apart, *product.args[1:], val=result.new_empty((first, rows, result.shape[1])))
+        new = Builder(product).call(
+            aten.linear.default, apart, *product.args[1:], val=result.new_empty((first, rows, result.shape[1]))
+        )
         for view in list(product.users):
             replace(view, new)

@@ -13,7 +13,9 @@ import sylvie_fx  # noqa: F401
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing with them")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden texts instead of comparing with them"
+    )
 
 
 @pytest.fixture

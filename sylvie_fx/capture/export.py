@@ -93,7 +93,13 @@ class _Wrapper(nn.Module):
                     f"the model returns a {type(leaf).__name__}",
                     remedy="return tensors, or lists, tuples and dicts of tensors",
                 )
-        self._record((tuple(None if isinstance(v, Tensor) else v for v in leaves), tuple(isinstance(v, Tensor) for v in leaves), tree))
+        self._record(
+            (
+                tuple(None if isinstance(v, Tensor) else v for v in leaves),
+                tuple(isinstance(v, Tensor) for v in leaves),
+                tree,
+            )
+        )
         return [v for v in leaves if isinstance(v, Tensor)]
 
 

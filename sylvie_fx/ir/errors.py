@@ -13,7 +13,9 @@ class SylvieError(Exception):
         remedy: What the user can do about it.
     """
 
-    def __init__(self, what: str, *, where: str | None = None, why: str | None = None, remedy: str | None = None) -> None:
+    def __init__(
+        self, what: str, *, where: str | None = None, why: str | None = None, remedy: str | None = None
+    ) -> None:
         self.what, self.where, self.why, self.remedy = what, where, why, remedy
         parts = [what.rstrip(".")]
         if why:

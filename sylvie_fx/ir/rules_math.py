@@ -108,10 +108,10 @@ def einsum(call: Call) -> Outcome:
 
 
 def einsum_letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """The letters of each operand and of the result, an ellipsis written out in capital Greek letters."""
+    """The letters of each operand and of the result, an ellipsis written out in digits."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms, widest = left.split(","), 0
-    extra = "ΑΒΓΔΕΖΗΘ"
+    extra = "01234567"
     full = []
     for term, rank in zip(terms, ranks, strict=True):
         hidden = rank - len(term.replace("...", "")) if "..." in term else 0
@@ -282,6 +282,15 @@ def attention(call: Call) -> Outcome:
         raise Refused(
             "dropout inside scaled_dot_product_attention has no mask by node id", "apply dropout as a layer of its own"
         )
+    return pointwise(call)
+
+
+@placement_rule(aten.cdist)
+def distances(call: Call) -> Outcome:
+    """Distances inside a row's own matrix; of all rows to all rows they are dense."""
+    rank = len(call.out_shape)
+    if any(place.dim >= rank - 2 for _, place in call.sharded()):
+        raise _DENSE
     return pointwise(call)
 
 

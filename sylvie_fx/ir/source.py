@@ -44,7 +44,9 @@ def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
     beside = [(here / part).resolve() for part in ("passes", "runtime", "kernels")]
     ours = {str(p) for p in (here, here.resolve(), *beside)} | set(_package("torch"))
     libraries = {folder for name in _LIBRARIES for folder in _package(name)}
-    return tuple(f"{f}{os.sep}" for f in sorted(ours)) + _standard_library(), tuple(f"{f}{os.sep}" for f in sorted(libraries))
+    return tuple(f"{f}{os.sep}" for f in sorted(ours)) + _standard_library(), tuple(
+        f"{f}{os.sep}" for f in sorted(libraries)
+    )
 
 
 def _standard_library() -> tuple[str, ...]:

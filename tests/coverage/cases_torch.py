@@ -34,7 +34,9 @@ class Layer(nn.Module):
         return self.function(self, *data)
 
 
-def case(*more: Callable[[], Any], refusal: str | None = None, steps: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def case(
+    *more: Callable[[], Any], refusal: str | None = None, steps: int = 1
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function ``(layer, x, edge_index, ...)`` as a case."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,16 +244,13 @@ def segment_reduce(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(torch.segment_reduce(m.a(x)[e[0][order]], "sum", lengths=lengths, unsafe=True))
 
 
-@case()
+@case(refusal="works along the dimension that is spread")
 def cumulative_sum_over_sorted_edges(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     order = torch.argsort(e[1], stable=True)
     lengths = torch.bincount(e[1], minlength=x.size(0))
     end = lengths.cumsum(0)
     running = torch.cat([torch.zeros(1, 8), m.a(x)[e[0][order]].cumsum(0)])
     return m.b(running[end] - running[end - lengths])
-
-
-CASES[-1] = Case("torch", CASES[-1].name, CASES[-1].build, "")
 
 
 @case()
@@ -348,7 +347,7 @@ def normalised_over_nodes(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(F.normalize(m.a(x), dim=0) + F.normalize(spread(x, e), dim=1))
 
 
-@case()
+@case(refusal="not the same for every number of nodes")
 def size_as_a_number(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     h = m.a(x)
     return m.b(h.sum(0) / x.size(0) + h * math.sqrt(8) / e.size(1) + torch.log(torch.tensor(float(x.size(0)))))
@@ -443,12 +442,9 @@ def batch_norm_over_edges(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(torch.zeros_like(x).index_add(0, e[1], edge))
 
 
-@case()
+@case(refusal="draws random numbers")
 def alpha_dropout(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(F.alpha_dropout(m.a(x), 0.2, True))
-
-
-CASES[-1] = Case("torch", CASES[-1].name, CASES[-1].build, "draws random numbers")
 
 
 @case(refusal="draws random numbers")
@@ -531,7 +527,7 @@ def sort_pool(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(torch.sort(m.a(x), dim=0)[0])
 
 
-@case(refusal="largest over all rows")
+@case(refusal="an index that depends on features")
 def top_k_pool(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     score = m.a(x).sum(-1)
     return m.b(x[score.topk(10)[1]])
@@ -549,12 +545,12 @@ def all_pairs(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(torch.softmax(h @ h.t(), dim=-1) @ h)
 
 
-@case(refusal="dense")
+@case(refusal="all rows with all rows")
 def distances_of_all_pairs(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(torch.cdist(m.a(x), x).sum(1, keepdim=True).expand(-1, 8))
 
 
-@case(refusal="reshape mixes")
+@case(refusal="not the same for every number of nodes")
 def reshape_of_nodes(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.a(x).reshape(8, -1).sum(1)
 
@@ -564,7 +560,7 @@ def first_node(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(spread(m.a(x), e) + m.a(x)[0])
 
 
-@case(refusal="depend on features")
+@case(refusal="depends on features")
 def neighbours_by_features(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     h = m.a(x)
     return m.b(h[h.argmax(-1)])
@@ -575,6 +571,6 @@ def feature_dropout(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(F.dropout1d(m.a(x).unsqueeze(0), 0.3, True).squeeze(0))
 
 
-@case(refusal="host|number")
+@case(refusal="number depends on values computed from features")
 def item_of_features(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(m.a(x) * float(x.mean()))

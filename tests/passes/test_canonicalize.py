@@ -18,7 +18,13 @@ def scatter_add(m: Layer, x: Tensor, e: Tensor) -> Tensor:
 def all_reads(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     h = m.a(x)
     wide = e[0].view(-1, 1).expand(-1, 4)
-    read = h[e[0]] + h.index_select(0, e[0]) + h.gather(0, wide) + F.embedding(e[0], h) + torch.take(h[:, 0], e[0])[:, None]
+    read = (
+        h[e[0]]
+        + h.index_select(0, e[0])
+        + h.gather(0, wide)
+        + F.embedding(e[0], h)
+        + torch.take(h[:, 0], e[0])[:, None]
+    )
     return torch.zeros_like(h).index_add(0, e[1], read)
 
 
@@ -27,7 +33,9 @@ def all_writes(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     messages, zeros = h[e[0]], torch.zeros_like(h)
     out = zeros.index_add(0, e[1], messages, alpha=2) + zeros.scatter_add(0, wide, messages)
     out = out + zeros.index_put((e[1],), messages, accumulate=True) + h.scatter_reduce(0, wide, messages, "amax")
-    out = out + h.scatter_reduce(0, wide, messages, "amin") + torch.ones_like(h).scatter_reduce(0, wide, messages, "prod")
+    out = (
+        out + h.scatter_reduce(0, wide, messages, "amin") + torch.ones_like(h).scatter_reduce(0, wide, messages, "prod")
+    )
     return out + zeros.scatter_reduce(0, wide, messages, "mean", include_self=False)
 
 
@@ -74,7 +82,11 @@ def test_dropouts_know_their_call_site(golden) -> None:
 @pytest.mark.parametrize("function", [all_reads, all_writes, overwritten, by_mask, entries, by_position])
 def test_no_other_spelling_is_left(function) -> None:
     known = {"sylvie.gather", "sylvie.scatter"}
-    left = [t for t in targets(after(function, "canonicalize")) if t.startswith(("aten.scatter", "aten.index_add", "aten.index_put"))]
+    left = [
+        t
+        for t in targets(after(function, "canonicalize"))
+        if t.startswith(("aten.scatter", "aten.index_add", "aten.index_put"))
+    ]
     assert left == []
     assert known & set(targets(after(function, "canonicalize")))
 
@@ -88,7 +100,9 @@ def test_a_second_run_changes_nothing(function) -> None:
     assert not changes(Canonicalize(), after(function, "canonicalize"))
 
 
-@pytest.mark.parametrize("function", [scatter_add, all_reads, all_writes, overwritten, by_mask, entries, by_position, dropout])
+@pytest.mark.parametrize(
+    "function", [scatter_add, all_reads, all_writes, overwritten, by_mask, entries, by_position, dropout]
+)
 def test_parity(function) -> None:
     check_parity(function)
 

@@ -70,7 +70,11 @@ def tables(m: Layer, x: Tensor, e: Tensor) -> Tensor:
 def batch_norms(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     h = m.a(x)
     plain = F.batch_norm(h, None, None, training=True)
-    return plain + F.instance_norm(h.t().unsqueeze(0)).squeeze(0).t() + F.batch_norm(h[e[0]], None, None, training=True).sum(0)
+    return (
+        plain
+        + F.instance_norm(h.t().unsqueeze(0)).squeeze(0).t()
+        + F.batch_norm(h[e[0]], None, None, training=True).sum(0)
+    )
 
 
 def test_a_mean_is_a_sum_an_all_reduce_and_a_division(golden) -> None:

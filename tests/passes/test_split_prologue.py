@@ -74,7 +74,9 @@ def test_a_second_run_changes_nothing() -> None:
 
 def test_decided_branches_are_checked_in_the_prologue() -> None:
     program = compiled(Layer(buckets), *graph()).program("train")
-    whole = {i.name: torch.zeros(40, dtype=torch.bool) for i in program.inputs if i.static and i.name.startswith("marker_N")}
+    whole = {
+        i.name: torch.zeros(40, dtype=torch.bool) for i in program.inputs if i.static and i.name.startswith("marker_N")
+    }
     whole |= {i.name: torch.zeros(200, dtype=torch.bool) for i in program.inputs if i.name.startswith("marker_E")}
     index = next(i.name for i in program.inputs if i.static and i.name not in whole)
     run_prologue(program.prologue, {**whole, index: graph()[1]})
