@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -47,7 +48,8 @@ def distribute(
         passes: The pipeline; :func:`default_passes` by default.
         transport: How ranks talk; torch.distributed by default.
         debug: What to log; by default what ``SYLVIE_FX_*`` variables ask for.
-        **options: Fields of :class:`Options`.
+        **options: Fields of :class:`Options`; ``SYLVIE_FX_BITS``, ``SYLVIE_FX_STALENESS`` and ``SYLVIE_FX_TIMEOUT``,
+            which ``python -m sylvie_fx run`` sets, stand in for those that are not given.
 
     Raises:
         OptionError: An option is unknown or has a value that is not allowed.
@@ -55,7 +57,7 @@ def distribute(
     if isinstance(model, DistributedModule):
         raise OptionError("the model is distributed already", remedy="call distribute() once, on the original model")
     try:
-        chosen = Options(**options)
+        chosen = Options(**{**_environment(), **options})
     except TypeError:
         unknown = sorted(set(options) - set(Options.__dataclass_fields__))
         raise OptionError(
@@ -65,6 +67,26 @@ def distribute(
     pipeline = passes or default_passes()
     debug.check(pipeline.names)
     return DistributedModule(model, chosen, pipeline, transport or default_transport(chosen.timeout), debug=debug)
+
+
+def _environment() -> dict[str, Any]:
+    """Options that variables give."""
+    found: dict[str, Any] = {}
+    for name, read in _VARIABLES.items():
+        text = os.environ.get(f"SYLVIE_FX_{name.upper()}")
+        if text:
+            try:
+                found[name] = read(text)
+            except ValueError:
+                raise OptionError(f"SYLVIE_FX_{name.upper()}={text!r}", remedy="give a number") from None
+    return found
+
+
+_VARIABLES: dict[str, Callable[[str], Any]] = {
+    "bits": lambda text: text if text == "auto" else int(text),
+    "staleness": int,
+    "timeout": float,
+}
 
 
 class DistributedModule(nn.Module):

@@ -284,6 +284,16 @@ def test_options_are_checked_at_once(call: Callable[[], Any], message: str) -> N
         call()
 
 
+def test_options_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYLVIE_FX_BITS", "4")
+    monkeypatch.setenv("SYLVIE_FX_TIMEOUT", "7.5")
+    assert sylvie_fx.distribute(Net()).options == Options(bits=4, timeout=7.5)
+    assert sylvie_fx.distribute(Net(), bits=2).options.bits == 2
+    monkeypatch.setenv("SYLVIE_FX_BITS", "few")
+    with pytest.raises(OptionError, match="SYLVIE_FX_BITS='few'"):
+        sylvie_fx.distribute(Net())
+
+
 def test_partition_book(tmp_path: Any) -> None:
     x, edge_index, y, mask = data()
     book = sylvie_fx.partition(edge_index, 2, num_nodes=NODES)
