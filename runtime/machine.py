@@ -49,8 +49,9 @@ class Machine:
         }  # fmt: skip
         self._sites = self._make_sites(device)
         self._widths = self._controller(options)
-        self._once: dict[int, tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor]] = {}
-        self._inputs: tuple[Tensor, ...] = ()
+        self._once: dict[int, Tensor] = {}
+        self._dynamic = [item.name for item in program.inputs if not item.static]
+        self._kept: tuple[tuple[Any, ...], list[Tensor]] | None = None
         self._relayout = {
             n: link.plan.local_index.to(device) for n, link in self.links.items() if program.slots[n].kind == "relayout"
         }
@@ -121,7 +122,8 @@ class Machine:
             The results in the order of the captured output.
         """
         self._step = step
-        self._inputs = tuple(inputs.values())
+        if any(coding.once for coding in self.program.codings.values()):
+            self._forget_changed(inputs)
         if self._widths is not None:
             self._widths.begin(step)
         values: dict[fx.Node, Any] = {}
@@ -168,15 +170,26 @@ class Machine:
         return _along(dim, x, lambda rows: apply(HaloExchange, rows, link))
 
     def _crossed_once(self, x: Tensor, site: int, exchange: Callable[[], Tensor]) -> Tensor:
-        """A value that depends on inputs alone: exchanged again only when an input has changed.
+        """A value that depends on inputs alone: exchanged again only when an input of any rank has changed."""
+        if site not in self._once:
+            self._once[site] = exchange()
+        return self._once[site]
+
+    def _forget_changed(self, inputs: Mapping[str, Tensor]) -> None:
+        """Forget what crossed once, on every rank, where an input has changed on any.
 
         An input is the same if it is the same memory, unchanged; it is kept, so that no other can take its place there.
+        Ranks must agree: one that repeats an exchange while another does not would wait for ever.
         """
-        known = self._once.get(site)
-        fingerprint = tuple((t.data_ptr(), t._version, tuple(t.shape)) for t in self._inputs)
-        if known is None or known[0] != fingerprint:
-            known = self._once[site] = (fingerprint, self._inputs, exchange())
-        return known[2]
+        given = [inputs[name] for name in self._dynamic if name in inputs]
+        mark = tuple((t.data_ptr(), t._version, tuple(t.shape)) for t in given)
+        changed = self._kept is None or self._kept[0] != mark
+        if self.transport.size > 1:
+            votes = torch.tensor([int(changed)])
+            changed = bool(self.transport.all_reduce(votes, self._label("inputs"), "max").item())
+        if changed:
+            self._once.clear()
+            self._kept = mark, given
 
     def _halo_reduce(self, x: Tensor, slot: int, dim: int = 0, site: int = -1) -> Tensor:
         link = self._link(slot)
