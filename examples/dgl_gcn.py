@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
@@ -44,8 +45,11 @@ def loss(model: nn.Module, graph: Any) -> Tensor:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bits", type=int, default=32, help="bits a number on the wire: 1, 2, 4, 8, 16 or 32")
+    bits = parser.parse_args().bits
     model, (graph,), _ = build()
-    model = sylvie_fx.distribute(model)  # (*)
+    model = sylvie_fx.distribute(model, bits=bits)  # (*)
     graph = model.shard(graph)  # (*)
     label, test = graph.ndata["label"], graph.ndata["test"]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
@@ -58,7 +62,9 @@ def main() -> None:
         model.eval()
         with torch.no_grad():
             accuracy = (model(graph, graph.ndata["feat"])[test].argmax(1) == label[test]).float().mean()
-        print(f"epoch {epoch:3d}  loss {value.item():.6f}  test accuracy {accuracy.item():.4f}", flush=True)
+        found = f"epoch {epoch:3d}  loss {value.item():.6f}  test accuracy {accuracy.item():.4f}"
+        print(f"{found}  sent {model.stats.bytes_sent:,} bytes", flush=True)
+        model.reset_stats()
 
 
 if __name__ == "__main__":
