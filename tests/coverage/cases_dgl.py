@@ -208,7 +208,7 @@ CASES = [
     ),
     _case("HGTConv", lambda: dglnn.HGTConv(D, 3, 2, 2, 3, dropout=0.2), lambda: types(2, NODES), _relations),
     _case("HGTConv norm", lambda: dglnn.HGTConv(D, 4, 2, 2, 3, use_norm=True), lambda: types(2, NODES), _relations),
-    _loops("GroupRevRes", lambda: dglnn.GroupRevRes(dglnn.GraphConv(4, 4), 2)),
+    _loops("GroupRevRes", lambda: _Then(dglnn.GroupRevRes(dglnn.GraphConv(4, 4), 2))),
     _case("EGNNConv", lambda: _Positions(dglnn.EGNNConv(D, 8, 5))),
     _case("EGNNConv edge features", lambda: _Positions(dglnn.EGNNConv(D, 8, 5, 4)), lambda: _rows(4)),
     _case("PNAConv", lambda: dglnn.PNAConv(D, 8, ["mean", "max", "sum"], ["identity", "amplification"], 2.5)),

@@ -18,7 +18,8 @@ INTRODUCTION = """\
 Every convolution of PyTorch Geometric and of DGL that takes a homogeneous graph, and some uses of them, trained for a
 step or more on three simulated ranks (random partition, float64, train mode) on a random graph of 60 nodes and 300
 edges with isolated nodes, self loops, parallel edges and a hub. Loss, every gradient and every buffer are compared with
-the unmodified module on one device. *Exact* means a relative difference below 1e-10. Dropout uses the same masks.
+the unmodified module on one device. *Exact* means a relative difference below 1e-10. Dropout uses the same masks. The
+last section holds ways to write layers in plain PyTorch, among them what has to be refused.
 
 Written by `make coverage-table`; the tests in `tests/coverage/` run the same cases.
 

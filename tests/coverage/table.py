@@ -32,6 +32,7 @@ class Row:
 def cases() -> list[Case]:
     """All cases of the frameworks that are installed."""
     import cases_torch
+    import cases_torch_rows  # noqa: F401  (adds its cases)
 
     found: list[Case] = list(cases_torch.CASES)
     if importlib.util.find_spec("torch_geometric"):
