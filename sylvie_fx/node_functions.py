@@ -288,7 +288,7 @@ for _functions, _what in (
         ),
         "the number",
     ),
-    ((torch.Tensor.data_ptr,), "the address"),
+    ((torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.storage), "the memory"),
 ):
     for _one in _functions:
         ANSWERS[_one] = _refuse(_what)
