@@ -292,6 +292,7 @@ CASES = [
             Named(pyg.HypergraphConv(D, 5, use_attention=True), "hyperedge_attr"),
             (features(), edges(), features(seed=3)[: int(edges()[1].max()) + 1].clone()),
         ),
+        kinds=("node", "edge_index", "same"),
     ),
     _case("LEConv", lambda: pyg.LEConv(D, 5), _weight),
     _case(
@@ -316,7 +317,7 @@ CASES = [
     ),
     _case("GCN2Conv", lambda: _WithX0(pyg.GCN2Conv(D, 0.1, 0.5, 1))),
     _case("GCN2Conv own weights", lambda: _WithX0(pyg.GCN2Conv(D, 0.1, 0.5, 2, shared_weights=False)), _weight),
-    _case("WLConv", lambda: pyg.WLConv(), x=lambda: types(3, 60), refusal="takes another way"),
+    _case("WLConv", lambda: pyg.WLConv(), x=lambda: types(3, 60), refusal="not the same for every number of edges"),
     _case("WLConvContinuous", lambda: pyg.WLConvContinuous(), _weight),
     _case("FiLMConv", lambda: pyg.FiLMConv(D, 5)),
     _case("FiLMConv relations", lambda: pyg.FiLMConv(D, 5, num_relations=3), _relations),

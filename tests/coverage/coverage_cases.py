@@ -23,6 +23,7 @@ class Case:
         refusal: A part of the message with which it is refused; None where it must be exact.
         steps: Training steps that are compared.
         tolerance: Where one device differs from itself when edges are permuted: by how much.
+        kinds: What ``shard`` is told of the data, where shapes do not tell.
     """
 
     framework: str
@@ -31,6 +32,7 @@ class Case:
     refusal: str | None = None
     steps: int = 1
     tolerance: float | None = None
+    kinds: tuple[str | None, ...] | None = None
 
     def __str__(self) -> str:
         return f"{self.framework}-{self.name}".replace(" ", "-")

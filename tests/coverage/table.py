@@ -56,7 +56,7 @@ def attempt(case: Case) -> Row:
         model, data = case.build()
         model = model.double().train()
         report = sylvie_fx.verify(
-            model, *data, parts=PARTS, partition="random", steps=case.steps, tolerance=case.tolerance,
+            model, *data, parts=PARTS, partition="random", steps=case.steps, tolerance=case.tolerance, kinds=case.kinds,
             optimizer=lambda parameters: torch.optim.SGD(parameters, 0.05),
         )  # fmt: skip
         if report.refused is not None:
