@@ -23,6 +23,7 @@ class Case:
         refusal: A part of the message with which it is refused; None where it must be exact.
         steps: Training steps that are compared.
         tolerance: Where one device differs from itself when edges are permuted: by how much.
+        slow: Tried for the table alone, not by the tests.
         kinds: What ``shard`` is told of the data, where shapes do not tell.
     """
 
@@ -33,6 +34,7 @@ class Case:
     steps: int = 1
     tolerance: float | None = None
     kinds: tuple[str | None, ...] | None = None
+    slow: bool = False
 
     def __str__(self) -> str:
         return f"{self.framework}-{self.name}".replace(" ", "-")
