@@ -271,7 +271,7 @@ def top_k_pool(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(x[score.topk(10)[1]])
 
 
-@case(refusal="branch depends on values computed from features")
+@case(refusal="depends on values computed from features")
 def branch_on_features(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     h = m.a(x)
     return m.b(h if h.mean() > 0 else -h)
