@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -146,8 +145,8 @@ class Machine:
 
     def _attribute(self, path: str) -> Any:
         if self._root is not None and path.startswith("model."):
-            return operator.attrgetter(path.removeprefix("model."))(self._root)
-        return operator.attrgetter(path)(self.program.module)
+            return _member(self._root, path.removeprefix("model."))
+        return _member(self.program.module, path)
 
     def _label(self, text: str) -> str:
         return f"{text} step {self._step}"
@@ -220,6 +219,19 @@ class Machine:
         return ops.keyed_dropout(
             x if x.dim() else x.view(1), keys, p, dropout_key(self.seed, self._step, site), dim
         ).view(x.shape)
+
+
+def _member(module: nn.Module, path: str) -> Any:
+    """A parameter or buffer by its path.
+
+    Not through nn.Module's attribute lookup: while a rank in another thread captures, torch.export has replaced it.
+    """
+    value: Any = module
+    for name in path.split("."):
+        tables = (value.__dict__.get(table) or {} for table in ("_parameters", "_buffers", "_modules"))
+        held = next((table for table in tables if name in table), None)
+        value = getattr(value, name) if held is None else held[name]
+    return value
 
 
 def dropout_key(seed: int, step: int, site: int) -> int:

@@ -133,6 +133,12 @@ class DistributedModule(nn.Module):
             self._tell(error)
             raise
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; without hooks not through nn.Module, whose call torch.export replaces while it captures."""
+        if self._forward_hooks or self._forward_pre_hooks:
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward on this rank's rows; results with a row per node or edge are :class:`NodeTensor`.
 
@@ -309,6 +315,9 @@ class DistributedModule(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the original module."""
+        if name == "module":
+            # Not through nn.Module: while a rank in another thread captures, torch.export has replaced its lookups.
+            return self.__dict__["_modules"]["module"]
         try:
             return super().__getattr__(name)
         except AttributeError:
