@@ -12,10 +12,11 @@ them once as well (it reads and writes them). Target on an H200: 0.7 of it, enco
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -68,6 +69,15 @@ def check(spec: CodecSpec, cols: int) -> list[str]:
     faults += [] if same(out, device_out) else ["values"]
     faults += [] if same(average, device_average) else ["average"]
     return faults
+
+
+def specs() -> Iterator[CodecSpec]:
+    """Every width, rounding and variant; difference coding with stochastic rounding moves its state by a part."""
+    for variant, bits, rounding in itertools.product(Variant, (1, 2, 4, 8, 16), Rounding):
+        random = rounding is Rounding.STOCHASTIC
+        if variant is Variant.FEEDBACK and random and bits == 1:
+            continue
+        yield CodecSpec(bits, rounding, variant, 0.2 if random and variant is Variant.DIFFERENCE else 1.0)
 
 
 def median_seconds(work: Callable[[], object], repeats: int = 20) -> float:
@@ -129,18 +139,12 @@ def main() -> int:
         return 1
     print(f"gpu-check on {torch.cuda.get_device_name()}")
     faults = 0
-    for variant in Variant:
-        for bits in (1, 2, 4, 8, 16):
-            for rounding in Rounding:
-                if variant is not Variant.PLAIN and rounding is Rounding.STOCHASTIC and bits == 1:
-                    continue
-                for cols in WIDTHS:
-                    wrong = check(CodecSpec(bits, rounding, variant), cols)
-                    faults += len(wrong)
-                    if wrong:
-                        print(
-                            f"WRONG: {variant.value} {rounding.value} {bits} bits, {cols} columns: {', '.join(wrong)}"
-                        )
+    for spec in specs():
+        for cols in WIDTHS:
+            wrong = check(spec, cols)
+            faults += len(wrong)
+            if wrong:
+                print(f"WRONG: {spec}, {cols} columns: {', '.join(wrong)}")
     print("bytes, values and states are the reference's" if not faults else f"{faults} differences from the reference")
     records = [record for cols in (64, 256, 602) for record in speeds(options.rows * 256 // cols // 4 * 4, cols)]
     print(f"{'':28}{'columns':>8}{'GB/s':>8}{'/copy':>7}")

@@ -72,6 +72,13 @@ def make_ways(n: int, cols: int, threads: int) -> dict[str, Way]:
         add_codec(str(bits), CodecSpec(bits))
     add_codec("1 nearest", CodecSpec(1, Rounding.NEAREST))
     add_codec("1 nearest difference", CodecSpec(1, Rounding.NEAREST, Variant.DIFFERENCE), state=True)
+    for bits, part in ((1, 0.2), (2, 0.5), (8, 0.9)):
+        add_codec(f"{bits} shift", CodecSpec(bits, Rounding.STOCHASTIC, Variant.DIFFERENCE, part), state=True)
+    average = torch.zeros(n, cols)
+    smoothed = encode(x, rows, CodecSpec(1), 0, 0, rows)
+    ways["decode 1 and smooth"] = lambda: decode(
+        smoothed, CodecSpec(1), n, cols, out=out, average=average, weight=0.1, threads=threads
+    )
     sums = torch.zeros(2 * n, cols)
     message = encode(x, rows, CodecSpec(1), 0, 0, rows)
     ways["decode 1 and add"] = lambda: decode(

@@ -29,16 +29,24 @@ struct RowWords { // hashing.row_words
     uint32_t low, high;
 };
 
+struct Receiver { // where one row's values go
+    float* state;   // or null
+    float part;
+    float* average; // or null
+    float weight;
+    float* out;
+    bool accumulate;
+};
+
 constexpr int ROW_BATCH = 8; // rows that one call of RowKernels::encode takes at most
 
 struct RowKernels {
     void (*encode)(int32_t bits, const float* const* x, int count, int64_t cols, bool nearest, const RowWords* words,
                    uint8_t* const* headers, uint8_t* const* codes, const float* const* next);
     void (*decode)(int32_t bits, const uint8_t* header, const uint8_t* codes, int64_t cols, float* out);
-    void (*advance_state)(float* state, const float* values, float* out, int64_t cols);
-    void (*keep_lost)(float* state, const float* target, const float* values, int64_t cols);
-    void (*smooth)(float* average, const float* values, float weight, float* out, int64_t cols);
-    void (*add)(float* out, const float* values, int64_t cols);
+    void (*aim)(bool difference, const float* x, const float* state, float* target, int64_t cols);
+    void (*remember)(bool difference, float part, const float* target, const float* values, float* state, int64_t cols);
+    void (*receive)(const Receiver& to, const float* values, int64_t cols);
 };
 
 inline uint32_t as_bits(float value) {
@@ -179,6 +187,7 @@ int32_t sylvie_isa() {
 int64_t sylvie_encode(const EncodeCall* call) {
     const Messages& m = call->messages;
     const RowKernels& kernels = kernels_for(m.isa);
+    const bool difference = call->variant == DIFFERENCE;
     std::atomic<int64_t> bad{-1};
     for (int64_t peer = 0; peer < m.peers; ++peer) {
         const uint64_t words[4] = {call->header_word, uint64_t(m.row_starts[peer + 1] - m.row_starts[peer]),
@@ -216,21 +225,15 @@ int64_t sylvie_encode(const EncodeCall* call) {
                 next[count] = ahead >= 0 && ahead < call->x_rows ? call->x + ahead * call->x_stride : nullptr;
                 if (call->state) {
                     float* target = scratch.data() + count * m.cols;
-                    const float* state = call->state + i * m.cols;
-                    const float sign = call->variant == DIFFERENCE ? -1.0f : 1.0f;
-                    for (int64_t c = 0; c < m.cols; ++c) target[c] = x[count][c] + sign * state[c];
+                    kernels.aim(difference, x[count], call->state + i * m.cols, target, m.cols);
                     x[count] = target;
                 }
                 ++count;
             }
             kernels.encode(m.bits, x, count, m.cols, call->nearest, words, headers, codes, next);
             for (int r = 0; r < count && call->state; ++r) {
-                float* state = call->state + number[r] * m.cols;
                 kernels.decode(m.bits, headers[r], codes[r], m.cols, values);
-                if (call->variant == DIFFERENCE)
-                    kernels.advance_state(state, values, values, m.cols);
-                else
-                    kernels.keep_lost(state, x[r], values, m.cols);
+                kernels.remember(difference, m.part, x[r], values, call->state + number[r] * m.cols, m.cols);
             }
         }
     });
@@ -260,12 +263,10 @@ int64_t sylvie_decode(const DecodeCall* call) {
             float* values = direct ? out : buffer.data();
             kernels.decode(m.bits, at.header, at.codes, m.cols, values);
             if (direct) continue;
-            if (call->state) kernels.advance_state(call->state + i * m.cols, values, values, m.cols);
-            if (call->average) kernels.smooth(call->average + i * m.cols, values, call->weight, values, m.cols);
-            if (call->accumulate)
-                kernels.add(out, values, m.cols);
-            else
-                std::memcpy(out, values, sizeof(float) * size_t(m.cols));
+            kernels.receive({call->state ? call->state + i * m.cols : nullptr, m.part,
+                             call->average ? call->average + i * m.cols : nullptr, call->weight, out,
+                             call->accumulate != 0},
+                            values, m.cols);
         }
     });
     return bad;

@@ -15,7 +15,7 @@ struct Messages {              // where the messages of one exchange lie in one 
     int32_t bits;    // 1, 2, 4, 8, 16
     int32_t threads; // at least 1
     int32_t isa;     // the best instruction set to use: 0 baseline, 2 AVX2, 3 AVX-512
-    int32_t reserved;
+    float part;      // of a decoded difference, that the reconstruction moves by
 };
 
 struct EncodeCall {

@@ -32,7 +32,7 @@ class _Messages(ctypes.Structure):
         ("bits", ctypes.c_int32),
         ("threads", ctypes.c_int32),
         ("isa", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("part", ctypes.c_float),
     )
 
 
@@ -119,7 +119,7 @@ def _messages(layout: MessageLayout, buffer: torch.Tensor, threads: int, isa: in
     offsets = (ctypes.c_int64 * (peers + 1))(*layout.offsets)
     messages = _Messages(
         ctypes.addressof(starts), ctypes.addressof(offsets), buffer.data_ptr(), peers, layout.cols,
-        layout.spec.bits, max(1, threads), isa, 0,
+        layout.spec.bits, max(1, threads), isa, layout.spec.part,
     )  # fmt: skip
     return messages, (starts, offsets)
 

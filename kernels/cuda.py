@@ -124,7 +124,7 @@ def encode_messages(
         _pointer(x), i64(x.shape[0]), i64(x.stride(0)), _pointer(rows), _pointer(keys), _pointer(state),
         _pointer(tables[0]), _pointer(tables[1]), _pointer(buffer), i64(len(layout.counts)), i64(layout.cols),
         u64(stream), u64(word), u64(last), i32(spec.rounding is Rounding.NEAREST),
-        i32(list(Variant).index(spec.variant)),
+        i32(list(Variant).index(spec.variant)), ctypes.c_float(spec.part),
     ]  # fmt: skip
     _launch("encode_rows", spec.bits, x.device, layout.rows, arguments)
 
@@ -162,6 +162,7 @@ def decode_messages(
         arguments = [
             _pointer(buffer), _pointer(tables[0, first:]), _pointer(tables[1, first:]), i64(number), i64(layout.cols),
             u64(word), u64(last), i32(step is None), _pointer(out), i64(out.shape[0]), i64(out.stride(0)),
-            _pointer(index), _pointer(state), _pointer(average), ctypes.c_float(weight), i32(accumulate),
+            _pointer(index), _pointer(state), ctypes.c_float(layout.spec.part), _pointer(average),
+            ctypes.c_float(weight), i32(accumulate),
         ]  # fmt: skip
         _launch("decode_rows", layout.spec.bits, buffer.device, rows, arguments)

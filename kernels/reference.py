@@ -197,18 +197,24 @@ def decode_rows(header: torch.Tensor, codes: torch.Tensor, spec: CodecSpec, cols
     return torch.where((biased == NON_FINITE)[:, None], special[:, None], values)
 
 
-def advance_state(state: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The reconstruction after a difference has arrived, which both ends compute alike.
+def _float32(number: float, device: torch.device) -> torch.Tensor:
+    """The float32 nearest to a number, as the C++ and CUDA kernels receive it."""
+    return torch.tensor(number, dtype=torch.float32, device=device)
 
-    ``state`` float32 ``[rows, cols]`` is updated in place; a value that is not finite is handed on as it is and its
-    state restarts at 0, so that the next finite message recovers it.
+
+def advance_state(state: torch.Tensor, values: torch.Tensor, part: float) -> torch.Tensor:
+    """The reconstruction after a difference has arrived, which both ends compute alike: ``state += part * values``.
+
+    ``state`` float32 ``[rows, cols]`` is updated in place. Where it would not be finite it restarts at 0, so that the
+    next finite message recovers it; what arrived is handed on as it is.
 
     Returns:
-        float32 ``[rows, cols]``: state plus values.
+        float32 ``[rows, cols]``: the old state plus values.
     """
-    new = state + values
+    arrived = state + values
+    new = state + _float32(part, values.device) * values
     state.copy_(torch.where(new.isfinite(), new, 0.0))
-    return new
+    return arrived
 
 
 def smooth(average: torch.Tensor, values: torch.Tensor, weight: float) -> torch.Tensor:
@@ -222,8 +228,7 @@ def smooth(average: torch.Tensor, values: torch.Tensor, weight: float) -> torch.
     if weight == 1.0:
         new = values
     else:
-        # The float32 nearest to weight, as the C++ and CUDA kernels receive it.
-        new = average + torch.tensor(weight, dtype=torch.float32, device=values.device) * (values - average)
+        new = average + _float32(weight, values.device) * (values - average)
     average.copy_(torch.where(new.isfinite(), new, average))
     return new
 
@@ -264,7 +269,7 @@ def encode_messages(
     if state is not None:
         values = decode_rows(header, codes, spec, layout.cols)
         if spec.variant is Variant.DIFFERENCE:
-            advance_state(state, values)
+            advance_state(state, values, spec.part)
         else:
             lost = source - values
             state.copy_(torch.where(lost.isfinite(), lost, 0.0))
@@ -310,7 +315,7 @@ def decode_messages(
         codes = message[split:].view(count, spec.code_bytes(layout.cols))
         values = decode_rows(header, codes, spec, layout.cols)
         if state is not None:
-            values = advance_state(state[start:stop], values)
+            values = advance_state(state[start:stop], values, spec.part)
         if average is not None:
             values = smooth(average[start:stop], values, weight)
         where = torch.arange(start, stop, device=out.device) if index is None else index[start:stop]

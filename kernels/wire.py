@@ -66,9 +66,11 @@ class Rounding(enum.Enum):
 class Variant(enum.Enum):
     """What a message codes.
 
-    ``PLAIN``: the rows. ``DIFFERENCE``: rows minus their last reconstruction, which both ends keep. ``FEEDBACK``:
-    rows plus what the last message lost of them, which the sender keeps (Seide et al., 2014; Karimireddy et al.,
-    2019). At 32 bits the latter two carry the rows exactly and reset the state: a refresh.
+    ``PLAIN``: the rows. ``DIFFERENCE``: rows minus a reconstruction of them that both ends keep, and that moves by a
+    part of what was decoded: all the way (difference to what arrived last), or less, which keeps stochastic rounding
+    unbiased and stable (the shift of DIANA, Mishchenko et al., 2019). ``FEEDBACK``: rows plus what the last message
+    lost of them, which the sender keeps (Seide et al., 2014; Karimireddy et al., 2019). At 32 bits the latter two
+    carry the rows exactly and reset the state: a refresh.
     """
 
     PLAIN = "plain"
@@ -84,9 +86,11 @@ class CodecSpec:
         bits: Bits a value: 1, 2, 4, 8, 16 (bfloat16) or 32 (the values themselves).
         rounding: How values become codes; without effect at 32 bits.
         variant: What is coded.
+        part: Of difference coding: how much of a decoded difference the reconstruction moves by, in (0, 1].
 
     Raises:
-        KernelError: For other bits, or for a variant with state and one-bit stochastic rounding, which diverges.
+        KernelError: For other bits or parts, or for a variant with state and one-bit stochastic rounding that moves the
+            state by more than half: it diverges.
 
     >>> CodecSpec(bits=1).row_bytes(256)
     36
@@ -95,16 +99,23 @@ class CodecSpec:
     bits: int = 1
     rounding: Rounding = Rounding.STOCHASTIC
     variant: Variant = Variant.PLAIN
+    part: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what is no codec."""
         if self.bits not in ALLOWED_BITS:
             raise KernelError(f"bits={self.bits!r} is no width of the codec", remedy=f"use one of {ALLOWED_BITS}")
-        if self.variant is not Variant.PLAIN and self.bits == 1 and self.rounding is Rounding.STOCHASTIC:
+        if not 0.0 < self.part <= (1.0 if self.variant is Variant.DIFFERENCE else self.part == 1.0):
+            raise KernelError(
+                f"part={self.part!r} of {self.variant.value} coding",
+                remedy="pass a number in (0, 1], below 1 for difference coding alone",
+            )
+        stateful = self.variant is not Variant.PLAIN and self.part > 0.5
+        if stateful and self.bits == 1 and self.rounding is Rounding.STOCHASTIC:
             raise KernelError(
                 f"{self.variant.value} coding with stochastic rounding at one bit",
                 why="its error is several times the signal, and the state feeds the error back: it diverges",
-                remedy="use Rounding.NEAREST, or two bits",
+                remedy="use Rounding.NEAREST, two bits, or difference coding with a part of 0.5 or less",
             )
 
     @property

@@ -21,7 +21,7 @@ from sylvie_fx.ir.options import Options
 from sylvie_fx.runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from sylvie_fx.runtime.coded_exchange import Channel
+    from sylvie_fx.runtime.channel import Channel
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from sylvie_fx.ir.program import Program
 from sylvie_fx.runtime.adaptive import WidthController
 from sylvie_fx.runtime.aggregation import Aggregations
 from sylvie_fx.runtime.bind import Bound
-from sylvie_fx.runtime.coded_exchange import Channel, CodedHaloExchange, CodedHaloReduce, CodedLink
+from sylvie_fx.runtime.channel import Channel
+from sylvie_fx.runtime.coded_exchange import CodedHaloExchange, CodedHaloReduce, CodedLink
 from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients, apply
 from sylvie_fx.runtime.transport import Transport
 

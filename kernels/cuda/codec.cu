@@ -100,6 +100,7 @@ struct Row {
     u8* codes;
     i64 cols;
     int lane, variant;
+    float part;
     bool nearest, two_means;
     u32 low, high;
     i64 mean;
@@ -124,7 +125,7 @@ __device__ __forceinline__ int code_of(const Row& row, float v, u32 random) {
 
 __device__ __forceinline__ void update_state(const Row& row, i64 c, float v, int code) {
     const float value = BITS == 16 ? __uint_as_float((u32)code << 16) : level(code, row.levels);
-    const float next = row.variant == DIFFERENCE ? row.state[c] + value : v - value;
+    const float next = row.variant == DIFFERENCE ? row.state[c] + row.part * value : v - value;
     row.state[c] = finite(next) ? next : 0.0f;
 }
 
@@ -205,7 +206,7 @@ __device__ __forceinline__ i64 peer_of(i64 row, const i64* row_starts, i64 peers
 extern "C" __global__ void encode_rows(
     const float* __restrict__ x, i64 x_rows, i64 x_stride, const i64* rows, const i64* keys, float* state,
     const i64* row_starts, const i64* offsets, u8* buffer, i64 peers, i64 cols, u64 stream, u64 header_word, u64 step,
-    int nearest, int variant) {
+    int nearest, int variant, float part) {
     for (i64 p = (i64)blockIdx.x * blockDim.x + threadIdx.x; p < peers; p += (i64)gridDim.x * blockDim.x) {
         u64* header = (u64*)(buffer + offsets[p]);
         header[0] = header_word;
@@ -228,6 +229,7 @@ extern "C" __global__ void encode_rows(
     row.cols = cols;
     row.lane = threadIdx.x & 31;
     row.variant = variant;
+    row.part = part;
     row.nearest = nearest != 0;
     row.two_means = false;
     row.mean = 0;
@@ -319,7 +321,7 @@ extern "C" __global__ void encode_rows(
 
 extern "C" __global__ void decode_rows(
     const u8* buffer, const i64* row_starts, const i64* offsets, i64 peers, i64 cols, u64 header_word, u64 step,
-    int any_step, float* out, i64 out_rows, i64 out_stride, const i64* index, float* state, float* average,
+    int any_step, float* out, i64 out_rows, i64 out_stride, const i64* index, float* state, float part, float* average,
     float weight, int accumulate) {
     const i64 first_row = row_starts[0], thread = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const i64 number = first_row + thread / 32;
@@ -357,8 +359,9 @@ extern "C" __global__ void decode_rows(
             v = level(byte >> (within_block / bytes * BITS) & LAST, levels);
         }
         if (state) {
-            v = state[c] + v;
-            state[c] = finite(v) ? v : 0.0f;
+            const float known = state[c], next = known + part * v;
+            state[c] = finite(next) ? next : 0.0f;
+            v = known + v;
         }
         if (average) {
             const float old = average[c];

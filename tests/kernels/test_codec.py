@@ -152,19 +152,67 @@ def test_an_exact_message_refreshes_the_states(x: torch.Tensor, rows: torch.Tens
     assert (residual == 0).all()
 
 
-@pytest.mark.parametrize("bits", [1, 16])
-def test_a_row_that_was_not_finite_recovers(bits: int, x: torch.Tensor) -> None:
-    spec = CodecSpec(bits, Rounding.NEAREST, Variant.DIFFERENCE)
+def test_a_shift_moves_by_a_part_and_the_result_stays_unbiased(x: torch.Tensor, rows: torch.Tensor) -> None:
+    """On rows that stand still the noise of stochastic rounding vanishes, and both ends keep the same shift."""
+    spec = CodecSpec(1, Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.2)
+    sender, receiver = torch.zeros(ROWS, COLS), torch.zeros(ROWS, COLS)
+    errors = []
+    for step in range(60):
+        before = receiver.clone()
+        message = encode(x, rows, spec, step, 0, rows, state=sender)
+        out = decode(message, spec, ROWS, COLS, state=receiver, step=step)
+        assert torch.equal(sender, receiver)
+        torch.testing.assert_close(receiver, before + 0.2 * (out - before))
+        errors.append(float((out - x[rows]).norm() / x[rows].norm()))
+    assert errors[0] > 1
+    assert errors[-1] < 0.05
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        CodecSpec(1, Rounding.NEAREST, Variant.DIFFERENCE),
+        CodecSpec(16, Rounding.NEAREST, Variant.DIFFERENCE),
+        CodecSpec(1, Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.2),
+        CodecSpec(4, Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.9),
+    ],
+)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_was_not_finite_recovers(spec: CodecSpec, value: float, x: torch.Tensor) -> None:
+    """It arrives as such, in that row alone; its reconstruction restarts at 0 and its average stays."""
     sender, receiver, keys = torch.zeros(100, COLS), torch.zeros(100, COLS), torch.arange(100)
-    broken = x.clone()
-    broken[5, 7] = torch.nan
-    for step, values in enumerate((x, broken, x, x, x)):
-        out = decode(encode(values, None, spec, step, 0, keys, state=sender), spec, 100, COLS, state=receiver)
+    average = torch.zeros(100, COLS)
+    broken, others, kind = x.clone(), torch.arange(100) != 5, torch.tensor(value)
+    broken[5] = value
+    for step, values in enumerate((x, broken, *[x] * 40)):
+        known = average[5].clone()
+        message = encode(values, None, spec, step, 0, keys, state=sender)
+        out = decode(message, spec, 100, COLS, state=receiver, average=average, weight=0.5 if step else 1.0)
         assert torch.equal(sender, receiver)
         assert sender.isfinite().all()
-        assert bool(out[5].isnan().any()) == (step == 1)
-        assert out[torch.arange(100) != 5].isfinite().all()
-    assert (out[5] - x[5]).norm() < 0.5 * x[5].norm()
+        assert average.isfinite().all()
+        assert out[others].isfinite().all()
+        if step == 1:
+            assert torch.equal(out[5], kind.expand(COLS)) or (kind.isnan() and out[5].isnan().all())
+            assert (receiver[5] == 0).all()
+            assert torch.equal(average[5], known)
+        else:
+            assert out[5].isfinite().all()
+    assert (average[5] - x[5]).norm() < 0.3 * x[5].norm()
+
+
+def test_a_row_larger_than_its_state_can_follow_is_no_poison() -> None:
+    """The difference of two huge rows is infinite: the state restarts, and the row arrives in the next message."""
+    spec = CodecSpec(1, Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.2)
+    huge = torch.full((1, COLS), 3e38)
+    sender, receiver, keys = huge.clone(), huge.clone(), torch.arange(1)
+    first, second = (
+        decode(encode(-huge, None, spec, step, 0, keys, state=sender), spec, 1, COLS, state=receiver)
+        for step in range(2)
+    )
+    assert (first == -torch.inf).all()
+    torch.testing.assert_close(second, -huge, rtol=0.01, atol=0)
+    assert torch.equal(sender, receiver)
 
 
 def test_smoothing_is_an_exponential_average(x: torch.Tensor, rows: torch.Tensor) -> None:

@@ -19,6 +19,11 @@ from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="the CPU codec is not compiled (no C++ compiler)")
 
 STREAM = stream_word(3, 7)
+STATES = [
+    (Rounding.NEAREST, Variant.DIFFERENCE, 1.0),
+    (Rounding.NEAREST, Variant.FEEDBACK, 1.0),
+    (Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.2),
+]
 WIDTHS = [0, 1, 2, 31, 32, 33, 63, 64, 65, 100, 127, 128, 256, 1030]
 
 
@@ -73,13 +78,16 @@ def test_bytes_are_the_references(
         _assert_same(x, rows, MessageLayout((30, 0, 47), cols, CodecSpec(bits, rounding)), isa, threads)
 
 
-@pytest.mark.parametrize("variant", [Variant.DIFFERENCE, Variant.FEEDBACK])
-@pytest.mark.parametrize("bits", [1, 4, 16])
-def test_states_are_the_references(variant: Variant, bits: int, corner_rows: Callable[[int], torch.Tensor]) -> None:
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_states_are_the_references(
+    state: tuple[Rounding, Variant, float], bits: int, corner_rows: Callable[[int], torch.Tensor]
+) -> None:
+    spec = CodecSpec(bits, *state)
     for cols, isa in itertools.product((33, 128), sorted(cpu.ISA_NAMES)):
         rows = torch.randperm(64)[:50]
-        spec = CodecSpec(bits, Rounding.NEAREST, variant)
-        _assert_same(corner_rows(cols), rows, MessageLayout((50,), cols, spec), isa, 2, with_average=True)
+        for counts in ((50,), (20, 0, 30)):
+            _assert_same(corner_rows(cols), rows, MessageLayout(counts, cols, spec), isa, 2, with_average=True)
 
 
 @settings(max_examples=60, deadline=None)

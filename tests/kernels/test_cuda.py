@@ -80,10 +80,19 @@ def test_emulated_warps_write_the_references_bytes(
         assert _same(values, out), f"{cols} columns"
 
 
-@pytest.mark.parametrize("variant", [Variant.DIFFERENCE, Variant.FEEDBACK])
-@pytest.mark.parametrize("bits", [1, 2, 8, 16])
+@pytest.mark.parametrize(
+    ("rounding", "variant", "part"),
+    [
+        (Rounding.NEAREST, Variant.DIFFERENCE, 1.0),
+        (Rounding.NEAREST, Variant.FEEDBACK, 1.0),
+        (Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.2),
+    ],
+)
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
 def test_emulated_states_are_the_references(
+    rounding: Rounding,
     variant: Variant,
+    part: float,
     bits: int,
     on_host: None,
     corner_rows: Callable[[int], torch.Tensor],
@@ -92,7 +101,7 @@ def test_emulated_states_are_the_references(
         generator = torch.Generator().manual_seed(cols)
         x, rows = corner_rows(cols), torch.randperm(64, generator=generator)
         keys, index = torch.arange(64), torch.cat([torch.randperm(64, generator=generator)[:32] for _ in range(2)])
-        layout = MessageLayout((32, 32), cols, CodecSpec(bits, Rounding.NEAREST, variant))
+        layout = MessageLayout((32, 32), cols, CodecSpec(bits, rounding, variant, part))
         start = torch.randn(64, cols, generator=generator)
         messages, states, results = [], [], []
         for backend in (reference, cuda):

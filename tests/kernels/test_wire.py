@@ -88,3 +88,16 @@ def test_a_header_that_differs_is_named(other: bytes, field: str) -> None:
 def test_any_step_will_do_where_it_is_ignored() -> None:
     message = torch.tensor(list(header_bytes(4, 5, CodecSpec(), torch.float32, 9)), dtype=torch.uint8)
     check_header(message, header_bytes(4, 5, CodecSpec(), torch.float32, 8), ignore_step=True)
+
+
+def test_a_part_belongs_to_difference_coding_and_lies_in_0_to_1() -> None:
+    assert CodecSpec(1, variant=Variant.DIFFERENCE, part=0.5).part == 0.5
+    for wrong in (
+        {"part": 0.5},
+        {"part": 0.0, "variant": Variant.DIFFERENCE},
+        {"bits": 2, "part": 1.5, "variant": Variant.DIFFERENCE},
+    ):
+        with pytest.raises(KernelError, match="pass a number in"):
+            CodecSpec(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(KernelError, match="diverges"):
+        CodecSpec(1, variant=Variant.DIFFERENCE, part=0.6)
