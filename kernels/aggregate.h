@@ -22,20 +22,22 @@ struct Run {
     int32_t reserved;
 };
 
-struct SumCall { // out[r] = sum over edges of weight[edge] * x[column], divided by the number of edges where mean
-    const void* x;      // T [., H, D]
-    const void* weight; // T [edges, H] or null
-    void* out;          // T [rows, H, D]
+struct SumCall { // out[r] = sum over edges of weight[edge] * x[column], divided by divisors[r]
+    const void* x;           // T [., H, D]
+    const void* weight;      // T [edges, H] or null
+    void* out;               // T [rows, H, D]
+    const int64_t* divisors; // [rows] or null
+    const int64_t* targets;  // [rows] or null; else out[targets[r]] is the sum so far, to be continued
     int64_t heads, dim;
-    int32_t mean;
-    int32_t reserved;
 };
 
 struct ExtremeCall { // out[r] = the largest (smallest) message of the row, zero without edges
-    const void* x;      // T [., H, D]
-    const void* weight; // T [edges, H] or null
-    void* out;          // T [rows, H, D]
-    void* ties;         // T [rows, H, D] how many messages are equal to it, or null
+    const void* x;          // T [., H, D]
+    const void* weight;     // T [edges, H] or null
+    void* out;              // T [rows, H, D]
+    void* ties;             // T [rows, H, D] how many messages are equal to it, or null
+    const int64_t* targets; // [rows] or null; else out[targets[r]] and ties[targets[r]] are those of messages before
+    const int64_t* before;  // [rows] how many messages these are, with targets
     int64_t heads, dim;
     int32_t smallest; // 0 or 1
     int32_t reserved;

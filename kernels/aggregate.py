@@ -45,12 +45,12 @@ def spmm(layout: EdgeLayout, x: Tensor, weight: Tensor | None = None, reduce: Re
     >>> spmm(layout, torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 10.0, 100.0])).flatten().tolist()
     [20.0, 201.0, 0.0]
     """
-    dtype = _checked("x", x, layout.n_src, layout)
+    dtype = checked("x", x, layout.n_src, layout)
     if weight is not None:
-        dtype = torch.promote_types(dtype, _checked("weight", weight, layout.edges, layout))
+        dtype = torch.promote_types(dtype, checked("weight", weight, layout.edges, layout))
     if reduce not in ("sum", "mean", "max", "min"):
         raise KernelError(f"reduce is {reduce!r}", remedy="sum, mean, max and min are known")
-    flat, weights = _with_heads(x, weight)
+    flat, weights = with_heads(x, weight)
     flat = flat.to(autograd.as_computed(dtype))
     weights = None if weights is None else weights.to(flat.dtype)
     if reduce in ("sum", "mean"):
@@ -84,7 +84,7 @@ def sddmm(layout: EdgeLayout, u: Tensor, v: Tensor, op: EdgeOp) -> Tensor:
     Raises:
         KernelError: For operands that do not fit the layout or one another.
     """
-    dtype = torch.promote_types(_checked("u", u, layout.n_src, layout), _checked("v", v, layout.n_dst, layout))
+    dtype = torch.promote_types(checked("u", u, layout.n_src, layout), checked("v", v, layout.n_dst, layout))
     try:
         shape = torch.broadcast_shapes(u.shape[1:], v.shape[1:])
     except RuntimeError as error:
@@ -109,7 +109,7 @@ def segment_softmax(layout: EdgeLayout, e: Tensor) -> Tensor:
     Raises:
         KernelError: For values that do not fit the layout.
     """
-    dtype = _checked("e", e, layout.edges, layout)
+    dtype = checked("e", e, layout.edges, layout)
     flat = e.reshape(layout.edges, math.prod(e.shape[1:])).to(autograd.as_computed(dtype))
     return autograd.softmax_edges(layout, flat).view(e.shape).to(dtype)
 
@@ -143,13 +143,13 @@ def attention(
     """
     if x.dim() != 3:
         raise KernelError(f"x is {tuple(x.shape)}, not [sources, heads, values]")
-    dtype = _checked("x", x, layout.n_src, layout)
+    dtype = checked("x", x, layout.n_src, layout)
     operands = {"source_score": (source_score, layout.n_src), "target_score": (target_score, layout.n_dst)}
     if keep is not None:
         keep = keep.detach().to(x.dtype)
         operands["keep"] = (keep, layout.edges)
     for name, (operand, rows) in operands.items():
-        dtype = torch.promote_types(dtype, _checked(name, operand, rows, layout))
+        dtype = torch.promote_types(dtype, checked(name, operand, rows, layout))
         if operand.shape != (rows, x.shape[1]):
             raise KernelError(f"{name} is {tuple(operand.shape)}, not {(rows, x.shape[1])} as the heads of x ask")
     computed = autograd.as_computed(dtype)
@@ -158,7 +158,12 @@ def attention(
     return autograd.attention(layout, x.to(computed), *scores, negative_slope, keep).to(dtype)
 
 
-def _checked(name: str, value: Tensor, rows: int, layout: EdgeLayout) -> torch.dtype:
+def checked(name: str, value: Tensor, rows: int, layout: EdgeLayout) -> torch.dtype:
+    """The type of an operand.
+
+    Raises:
+        KernelError: Where it is not ``[rows, ...]`` of floating point values on the layout's device.
+    """
     if value.dim() == 0 or value.shape[0] != rows:
         raise KernelError(f"{name} is {tuple(value.shape)}", why=f"the layout asks for {rows} rows")
     if not value.is_floating_point():
@@ -173,7 +178,7 @@ def _widened(end: Tensor, shape: torch.Size) -> Tensor:
     return end.reshape(end.shape[0], *[1] * missing, *end.shape[1:]).expand(end.shape[0], *shape)
 
 
-def _with_heads(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def with_heads(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """``x`` as ``[n_src, H, D]`` and the weight as ``[edges, H]``, with as few heads as the weight distinguishes."""
     values = tuple(x.shape[1:])
     if weight is None:

@@ -69,7 +69,7 @@ class _SumRows(Function):
         ctx.layout, ctx.transposed, ctx.mean = layout, transposed, mean
         # x is needed for the gradient of the weights alone: without one it need not outlive the call.
         ctx.save_for_backward(x if weight is not None and ctx.needs_input_grad[3] else None, weight)
-        return backend_for(rows, x).sum_rows(rows, x, weight, mean)
+        return backend_for(rows, x).sum_rows(rows, x, weight, rows.degrees if mean else None)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -201,14 +201,14 @@ class _Attention(Function):
         rows, back = layout.by_destination, layout.by_source
         if ctx.needs_input_grad[1]:
             weight = alpha if keep is None else alpha * keep
-            of_x = backend_for(back, x).sum_rows(back, gradient, weight, False)
+            of_x = backend_for(back, x).sum_rows(back, gradient, weight, None)
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
             of_edges, of_target = backend_for(rows, x).attention_gradient(
                 rows, x, source_score, target_score, ctx.negative_slope, keep, alpha, gradient
             )
             if ctx.needs_input_grad[2]:
                 to_source = layout.outgoing.by_destination
-                of_source = backend_for(to_source, x).sum_rows(to_source, of_edges.unsqueeze(1), None, False).squeeze(1)
+                of_source = backend_for(to_source, x).sum_rows(to_source, of_edges.unsqueeze(1), None, None).squeeze(1)
         return None, of_x, of_source, of_target, None, None
 
 

@@ -15,13 +15,31 @@ from sylvie_fx.kernels.aggregate_reference import Combination
 class Backend(Protocol):
     """What an implementation offers; :mod:`sylvie_fx.kernels.aggregate_reference` specifies each function."""
 
-    def sum_rows(self, rows: Rows, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+    def sum_rows(self, rows: Rows, x: Tensor, weight: Tensor | None, divisors: Tensor | None) -> Tensor:
         """Sums of neighbours."""
+
+    def continue_sum(
+        self, rows: Rows, targets: Tensor, x: Tensor, weight: Tensor | None, divisors: Tensor | None, out: Tensor
+    ) -> None:
+        """Adds more neighbours to sums."""
 
     def extreme_rows(
         self, rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool, count: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Largest or smallest messages, and how many are equal to them."""
+
+    def continue_extreme(
+        self,
+        rows: Rows,
+        targets: Tensor,
+        before: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        smallest: bool,
+        out: Tensor,
+        ties: Tensor | None,
+    ) -> None:
+        """Lets more messages compete with the extremes."""
 
     def ties_rows(self, rows: Rows, x: Tensor, weight: Tensor | None, extreme: Tensor, share: Tensor) -> Tensor:
         """The gradient of ``x`` through ``extreme_rows``."""

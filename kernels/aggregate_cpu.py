@@ -38,15 +38,15 @@ class _Run(ctypes.Structure):
 
 class _SumCall(ctypes.Structure):
     _fields_ = (
-        ("x", _Pointer), ("weight", _Pointer), ("out", _Pointer), ("heads", _Size), ("dim", _Size),
-        ("mean", _Int), ("reserved", _Int),
+        ("x", _Pointer), ("weight", _Pointer), ("out", _Pointer), ("divisors", _Pointer), ("targets", _Pointer),
+        ("heads", _Size), ("dim", _Size),
     )  # fmt: skip
 
 
 class _ExtremeCall(ctypes.Structure):
     _fields_ = (
-        ("x", _Pointer), ("weight", _Pointer), ("out", _Pointer), ("ties", _Pointer), ("heads", _Size), ("dim", _Size),
-        ("smallest", _Int), ("reserved", _Int),
+        ("x", _Pointer), ("weight", _Pointer), ("out", _Pointer), ("ties", _Pointer), ("targets", _Pointer),
+        ("before", _Pointer), ("heads", _Size), ("dim", _Size), ("smallest", _Int), ("reserved", _Int),
     )  # fmt: skip
 
 
@@ -125,35 +125,94 @@ def _call(name: str, rows: Rows, call: ctypes.Structure, dtype: torch.dtype, isa
     getattr(_loaded(), f"sylvie_aggregate_{name}")(ctypes.byref(edges), ctypes.byref(run), ctypes.byref(call))
 
 
-def sum_rows(rows: Rows, x: Tensor, weight: Tensor | None, mean: bool, *, isa: int = BEST_ISA) -> Tensor:
+def sum_rows(rows: Rows, x: Tensor, weight: Tensor | None, divisors: Tensor | None, *, isa: int = BEST_ISA) -> Tensor:
     """As :func:`sylvie_fx.kernels.aggregate_reference.sum_rows`.
 
     Args:
         rows: The edges.
         x: ``[columns, H, D]``.
         weight: ``[edges, H]`` or None.
-        mean: Divide by the number of edges.
+        divisors: int64 ``[rows]`` or None.
         isa: The best instruction set to use, a key of ``ISA_NAMES``; the machine's own is the other bound.
     """
-    x, heads, dim = x.contiguous(), x.shape[1], x.shape[2]
-    weight = None if weight is None else weight.contiguous()
-    out = x.new_empty(rows.rows, heads, dim)
-    call = _SumCall(x.data_ptr(), _pointer(weight), out.data_ptr(), heads, dim, mean, 0)
-    _call("sum", rows, call, x.dtype, isa)
+    out = x.new_empty(rows.rows, x.shape[1], x.shape[2])
+    _sum_into(rows, x, weight, divisors, None, out, isa)
     return out
+
+
+def continue_sum(
+    rows: Rows,
+    targets: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    divisors: Tensor | None,
+    out: Tensor,
+    *,
+    isa: int = BEST_ISA,
+) -> None:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.continue_sum`; ``out`` is dense."""
+    _sum_into(rows, x, weight, divisors, targets, out, isa)
+
+
+def _sum_into(
+    rows: Rows,
+    x: Tensor,
+    weight: Tensor | None,
+    divisors: Tensor | None,
+    targets: Tensor | None,
+    out: Tensor,
+    isa: int,
+) -> None:
+    x, weight = x.contiguous(), None if weight is None else weight.contiguous()
+    call = _SumCall(
+        x.data_ptr(), _pointer(weight), out.data_ptr(), _pointer(divisors), _pointer(targets), x.shape[1], x.shape[2]
+    )
+    _call("sum", rows, call, x.dtype, isa)
 
 
 def extreme_rows(
     rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool, count: bool, *, isa: int = BEST_ISA
 ) -> tuple[Tensor, Tensor | None]:
     """As :func:`sylvie_fx.kernels.aggregate_reference.extreme_rows`."""
-    x, heads, dim = x.contiguous(), x.shape[1], x.shape[2]
-    weight = None if weight is None else weight.contiguous()
-    out = x.new_empty(rows.rows, heads, dim)
+    out = x.new_empty(rows.rows, x.shape[1], x.shape[2])
     ties = torch.empty_like(out) if count else None
-    call = _ExtremeCall(x.data_ptr(), _pointer(weight), out.data_ptr(), _pointer(ties), heads, dim, smallest, 0)
-    _call("extreme", rows, call, x.dtype, isa)
+    _extreme_into(rows, x, weight, smallest, None, None, out, ties, isa)
     return out, ties
+
+
+def continue_extreme(
+    rows: Rows,
+    targets: Tensor,
+    before: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    smallest: bool,
+    out: Tensor,
+    ties: Tensor | None,
+    *,
+    isa: int = BEST_ISA,
+) -> None:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.continue_extreme`; ``out`` and ``ties`` are dense."""
+    _extreme_into(rows, x, weight, smallest, targets, before, out, ties, isa)
+
+
+def _extreme_into(
+    rows: Rows,
+    x: Tensor,
+    weight: Tensor | None,
+    smallest: bool,
+    targets: Tensor | None,
+    before: Tensor | None,
+    out: Tensor,
+    ties: Tensor | None,
+    isa: int,
+) -> None:
+    x, weight = x.contiguous(), None if weight is None else weight.contiguous()
+    call = _ExtremeCall(
+        x.data_ptr(), _pointer(weight), out.data_ptr(), _pointer(ties), _pointer(targets), _pointer(before),
+        x.shape[1], x.shape[2], smallest, 0,
+    )  # fmt: skip
+    _call("extreme", rows, call, x.dtype, isa)
 
 
 def ties_rows(

@@ -26,12 +26,14 @@ class Rows:
         column_index: int64 ``[edges]``, the row that each edge reads.
         rows: Rows of what is reduced into.
         columns: Rows of what is read.
+        first: Columns below this one come first in each row; the others follow.
     """
 
     row_index: Tensor
     column_index: Tensor
     rows: int
     columns: int
+    first: int | None = None
 
     @property
     def edges(self) -> int:
@@ -46,9 +48,12 @@ class Rows:
     @functools.cached_property
     def edge_ids(self) -> Tensor | None:
         """The natural number of each edge in sorted order, int32 where that fits; None where the two orders agree."""
-        if self.edges < 2 or bool((self.row_index[1:] >= self.row_index[:-1]).all()):
+        keys, limit = self.row_index, self.rows
+        if self.first is not None:
+            keys, limit = 2 * keys + (self.column_index >= self.first), 2 * limit
+        if self.edges < 2 or bool((keys[1:] >= keys[:-1]).all()):
             return None
-        return self._stored(_stable_order(self.row_index, self.rows))
+        return self._stored(_stable_order(keys, limit))
 
     @functools.cached_property
     def indptr(self) -> Tensor:
@@ -86,6 +91,9 @@ class EdgeLayout:
         dst: int64 ``[edges]``, the row that each edge ends in, in ``[0, n_dst)``.
         n_src: Number of sources.
         n_dst: Number of destinations.
+        own: Number of this rank's own sources. Where it is given, the edges of each destination are reduced in this
+            order: those from own sources, then those from the others, and these as :class:`SplitLayout
+            <sylvie_fx.kernels.aggregate_split.SplitLayout>` reduces them, bit by bit.
 
     Raises:
         KernelError: For indices that are not int64 vectors of one length on one device, or out of bounds.
@@ -99,6 +107,7 @@ class EdgeLayout:
     dst: Tensor
     n_src: int
     n_dst: int
+    own: int | None = None
 
     def __post_init__(self) -> None:
         if self.src.shape != self.dst.shape or self.src.dim() != 1 or self.src.device != self.dst.device:
@@ -121,7 +130,7 @@ class EdgeLayout:
     @functools.cached_property
     def by_destination(self) -> Rows:
         """Edges to be reduced into their destinations, reading their sources."""
-        return Rows(self.dst, self.src, self.n_dst, self.n_src)
+        return Rows(self.dst, self.src, self.n_dst, self.n_src, self.own)
 
     @functools.cached_property
     def by_source(self) -> Rows:

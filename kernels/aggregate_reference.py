@@ -22,10 +22,27 @@ def _messages(x: Tensor, index: Tensor, weight: Tensor | None) -> Tensor:
     return messages if weight is None else messages * weight.unsqueeze(-1)
 
 
-def sum_rows(rows: Rows, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
-    """``[rows, H, D]``: the sum of each row's messages, divided by their number where ``mean``; zero without edges."""
+def sum_rows(rows: Rows, x: Tensor, weight: Tensor | None, divisors: Tensor | None) -> Tensor:
+    """``[rows, H, D]``: the sum of each row's messages, divided by ``divisors`` ``[rows]``; zero without edges."""
     out = x.new_zeros(rows.rows, *x.shape[1:]).index_add_(0, rows.row_index, _messages(x, rows.column_index, weight))
-    return out / rows.degrees.view(-1, 1, 1) if mean else out
+    return out if divisors is None else out / divisors.view(-1, 1, 1)
+
+
+def continue_sum(
+    rows: Rows, targets: Tensor, x: Tensor, weight: Tensor | None, divisors: Tensor | None, out: Tensor
+) -> None:
+    """Add each row's messages to row ``targets[row]`` of ``out`` ``[., H, D]`` and divide that by ``divisors[row]``.
+
+    Args:
+        rows: The edges.
+        targets: int64 ``[rows]``, no row twice.
+        x: ``[columns, H, D]``.
+        weight: ``[edges, H]`` or None.
+        divisors: int64 ``[rows]`` or None.
+        out: The sums so far; other rows than ``targets`` are left alone.
+    """
+    sums = out.index_select(0, targets).index_add_(0, rows.row_index, _messages(x, rows.column_index, weight))
+    out.index_copy_(0, targets, sums if divisors is None else sums / divisors.view(-1, 1, 1))
 
 
 def extreme_rows(
@@ -40,6 +57,38 @@ def extreme_rows(
         return out, None
     equal = (messages == out.index_select(0, rows.row_index)).to(x.dtype)
     return out, torch.zeros_like(out).index_add_(0, rows.row_index, equal)
+
+
+def continue_extreme(
+    rows: Rows,
+    targets: Tensor,
+    before: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    smallest: bool,
+    out: Tensor,
+    ties: Tensor | None,
+) -> None:
+    """Let each row's messages compete with row ``targets[row]`` of ``out``, the extreme of ``before[row]`` messages.
+
+    Args:
+        rows: The edges; every row has one.
+        targets: int64 ``[rows]``, no row twice.
+        before: int64 ``[rows]``; where it is zero, what stands in ``out`` does not count.
+        x: ``[columns, H, D]``.
+        weight: ``[edges, H]`` or None.
+        smallest: Keep the smallest, not the largest.
+        out: ``[., H, D]``, the extremes so far; other rows than ``targets`` are left alone.
+        ties: ``[., H, D]``, how many messages are equal to them, kept up to date; or None.
+    """
+    new, equal = extreme_rows(rows, x, weight, smallest, True)
+    assert equal is not None
+    old, empty = out.index_select(0, targets), (before == 0).view(-1, 1, 1)
+    beyond = (new < old if smallest else new > old) | new.isnan() | empty
+    out.index_copy_(0, targets, new.where(beyond, old))
+    if ties is not None:
+        known = ties.index_select(0, targets)
+        ties.index_copy_(0, targets, equal.where(beyond, known + equal * (new == old)))
 
 
 def ties_rows(rows: Rows, x: Tensor, weight: Tensor | None, extreme: Tensor, share: Tensor) -> Tensor:
@@ -114,7 +163,7 @@ def attention(
     """
     scores = torch.nn.functional.leaky_relu(_raw_scores(rows, source_score, target_score), negative_slope)
     alpha = softmax_edges(rows, scores)
-    return sum_rows(rows, x, alpha if keep is None else alpha * keep, False), alpha
+    return sum_rows(rows, x, alpha if keep is None else alpha * keep, None), alpha
 
 
 def attention_gradient(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sylvie_fx.ir.errors import KernelError
@@ -21,6 +21,7 @@ def _check(rows: Rows) -> None:
     assert bool((order[1:] > order[:-1])[same_row].all())  # edges of a row stay in natural order
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=30))
 def test_both_ways(pairs: list[tuple[int, int]]) -> None:
     edges = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
@@ -29,6 +30,13 @@ def test_both_ways(pairs: list[tuple[int, int]]) -> None:
         _check(rows)
     assert layout.rows(False) is layout.by_destination
     assert layout.rows(True) is layout.by_source
+
+
+def test_own_sources_come_first() -> None:
+    layout = EdgeLayout(torch.tensor([3, 0, 2, 1, 3]), torch.tensor([1, 1, 0, 1, 1]), 4, 2, own=2)
+    assert layout.by_destination.sorted_columns.tolist() == [2, 0, 1, 3, 3]
+    assert layout.by_source.sorted_columns.tolist() == [1, 1, 0, 1, 1]
+    assert EdgeLayout(torch.tensor([0, 2, 1]), torch.tensor([0, 0, 1]), 3, 2, own=1).by_destination.edge_ids is None
 
 
 def test_a_sorted_graph_has_no_permutation_and_small_indices() -> None:
