@@ -95,3 +95,6 @@ extern "C" void sylvie_aggregate_edges(const Rows*, const Run*, const EdgeCall*)
 extern "C" void sylvie_aggregate_softmax(const Rows*, const Run*, const SoftmaxCall*);
 extern "C" void sylvie_aggregate_attention(const Rows*, const Run*, const AttentionCall*);
 extern "C" int32_t sylvie_aggregate_isa(); // the best instruction set of this machine
+
+// The sizes of the structures above, so that a caller notices that it was written for others.
+extern "C" int64_t sylvie_aggregate_sizes();

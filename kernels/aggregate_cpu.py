@@ -79,17 +79,36 @@ class _AttentionCall(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where they were not built; that is logged once."""
+    """The compiled kernels, or None where they were not built; that is logged once.
+
+    Raises:
+        KernelError: Where they were built from other sources.
+    """
     folder = Path(__file__).parent
     for suffix in EXTENSION_SUFFIXES:
         path = folder / f"_aggregate{suffix}"
         if path.exists():
-            return ctypes.CDLL(str(path))
+            return _checked(ctypes.CDLL(str(path)), path)
     _log.warning(
         "the compiled aggregation kernels are missing (no C++ compiler at install?): torch's gathers and scatters "
         "serve, an order of magnitude slower; `python setup.py build_ext --inplace` builds them"
     )
     return None
+
+
+def _checked(loaded: ctypes.CDLL, path: Path) -> ctypes.CDLL:
+    """The library, if it was compiled for the structures above; others would be read as nonsense."""
+    known = 0
+    for structure in (_Rows, _Run, _SumCall, _ExtremeCall, _TiesCall, _EdgeCall, _SoftmaxCall, _AttentionCall):
+        known = known * 251 + ctypes.sizeof(structure)
+    if hasattr(loaded, "sylvie_aggregate_sizes"):
+        loaded.sylvie_aggregate_sizes.restype = ctypes.c_int64
+        if loaded.sylvie_aggregate_sizes() == known:
+            return loaded
+    raise KernelError(
+        f"{path} was compiled from other sources than those beside it",
+        remedy="run `python setup.py build_ext --inplace`",
+    )
 
 
 def available() -> bool:

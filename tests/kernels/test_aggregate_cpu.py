@@ -161,6 +161,18 @@ def test_without_a_compiler_the_reference_serves_and_says_so_once(
 
 
 @compiled
+def test_kernels_of_other_sources_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu.library.cache_clear()
+    try:
+        monkeypatch.setattr(cpu, "_SumCall", cpu._TiesCall)
+        monkeypatch.setattr(cpu, "_Run", cpu._SumCall)
+        with pytest.raises(KernelError, match="compiled from other sources"):
+            cpu.library()
+    finally:
+        cpu.library.cache_clear()
+
+
+@compiled
 def test_what_the_kernels_do_not_take_goes_to_the_reference() -> None:
     rows = _graph("random").by_destination
     assert backend_for(rows, torch.zeros(1)) is cpu
