@@ -15,6 +15,7 @@ from sylvie_fx.kernels.codec import decode_peers, encode_peers
 from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
 from sylvie_fx.runtime.adaptive import Measure
 from sylvie_fx.runtime.exchange import Link
+from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.transport import Pending
 
 SHIFT_PART = {1: 0.2, 2: 0.5, 4: 0.9, 8: 1.0, 16: 1.0}
@@ -58,6 +59,8 @@ class Flight:
     pending: Pending
     step: int
     number: int
+    label: str
+    recorder: Recorder
 
 
 @dataclass(eq=False)
@@ -124,14 +127,15 @@ class Channel:
             spec = CodecSpec(32, spec.rounding, spec.variant)
         wire = self._wire(spec, columns, values.dtype)
         buffer, arrived = wire.take(values.device)
-        encode_peers(
-            values, self.rows, wire.outgoing, step, seed, self.keys, buffer, state=self.sent if stateful else None
-        )
+        with link.recorder.span("quantise", label, step):
+            encode_peers(
+                values, self.rows, wire.outgoing, step, seed, self.keys, buffer, state=self.sent if stateful else None
+            )
         sends = _for_peers(wire.outgoing, buffer, self.send_counts)
         receives = _for_peers(wire.incoming, arrived, self.receive_counts)
         pending = link.transport.exchange(sends, receives, label)
         self._started += 1
-        return Flight(wire, buffer, arrived, pending, step, self._started)
+        return Flight(wire, buffer, arrived, pending, step, self._started, label, link.recorder)
 
     def finish(self, flight: Flight, out: Tensor, *, add: bool, smooth: float | None = None) -> None:
         """Wait for a transfer, and put what arrived into ``out``.
@@ -157,11 +161,12 @@ class Channel:
         if smooth is not None and (self.average is None or self.average.shape[1] != layout.cols):
             self.average = torch.zeros((layout.rows, layout.cols), device=device)
             weight = 1.0
-        decode_peers(
-            flight.arrived, layout, out=out, mode="add" if add else "write", index=self.places,
-            state=self.received if difference else None, average=None if smooth is None else self.average,
-            weight=weight, step=flight.step,
-        )  # fmt: skip
+        with flight.recorder.span("dequantise", flight.label, flight.step):
+            decode_peers(
+                flight.arrived, layout, out=out, mode="add" if add else "write", index=self.places,
+                state=self.received if difference else None, average=None if smooth is None else self.average,
+                weight=weight, step=flight.step,
+            )  # fmt: skip
         self._finished += 1
         flight.wire.free.append((flight.sent, flight.arrived))
 

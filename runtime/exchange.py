@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sylvie_fx.graphs.layout import ExchangePlan
+from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.transport import Transport
 
 
 @dataclass(frozen=True)
 class Link:
-    """One exchange of one machine: the plan on its device, the transport, and how errors call it."""
+    """One exchange of one machine: the plan on its device, the transport, how errors call it, and what records it."""
 
     plan: ExchangePlan
     send_rows: tuple[Tensor, ...]
     transport: Transport
     label: str
+    recorder: Recorder = field(default_factory=Recorder)
 
     @staticmethod
-    def make(plan: ExchangePlan, transport: Transport, label: str, device: torch.device) -> Link:
+    def make(
+        plan: ExchangePlan, transport: Transport, label: str, device: torch.device, recorder: Recorder | None = None
+    ) -> Link:
         """A link whose index tensors live on the device of the rows."""
-        return Link(plan, tuple(s.to(device) for s in plan.send_rows), transport, label)
+        return Link(plan, tuple(s.to(device) for s in plan.send_rows), transport, label, recorder or Recorder())
 
 
 def send_halo(rows: Tensor, link: Link, label: str) -> Tensor:

@@ -18,6 +18,8 @@ from sylvie_fx.runtime.bind import Bound
 from sylvie_fx.runtime.channel import Channel
 from sylvie_fx.runtime.coded_exchange import CodedHaloExchange, CodedHaloReduce, CodedLink
 from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients, apply
+from sylvie_fx.runtime.timeline import Recorder
+from sylvie_fx.runtime.tracing import traced
 from sylvie_fx.runtime.transport import Transport
 
 
@@ -31,6 +33,7 @@ class Machine:
         device: Where the rows live.
         options: The options of distribute().
         root: This rank's model, whose parameters and buffers are read; by default the one that was captured.
+        recorder: Takes an event for each operator while it is on.
     """
 
     def __init__(
@@ -41,10 +44,12 @@ class Machine:
         device: torch.device,
         options: Options,
         root: nn.Module | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.program, self.bound, self.transport, self.seed = program, bound, transport, options.seed
+        self.recorder = recorder or Recorder(transport.rank)
         self.links = {
-            slot.number: Link.make(bound.plans[slot.number], transport, f"exchange {slot.number}", device)
+            slot.number: Link.make(bound.plans[slot.number], transport, f"exchange {slot.number}", device, self.recorder)
             for slot in program.slots
         }  # fmt: skip
         self._sites = self._make_sites(device)
@@ -136,13 +141,19 @@ class Machine:
                 return list(_lookup(node.args[0], values))
             else:
                 args, kwargs = _lookup(node.args, values), _lookup(node.kwargs, values)
-                if node.target in self.aggregations.targets:
-                    values[node] = self.aggregations.run(node, args)
+                if self.recorder.on:
+                    values[node] = traced(self.recorder, step, node, args, kwargs, self._call)
                 else:
-                    values[node] = self._crossing.get(node.target, node.target)(*args, **kwargs)
+                    values[node] = self._call(node, args, kwargs)
             for used in self._last_use.get(node, ()):
                 values.pop(used, None)
         raise AssertionError("a program ends with an output")
+
+    def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if node.target in self.aggregations.targets:
+            return self.aggregations.run(node, args)
+        target: Any = node.target
+        return self._crossing.get(target, target)(*args, **kwargs)
 
     def _attribute(self, path: str) -> Any:
         if self._root is not None and path.startswith("model."):
@@ -156,7 +167,7 @@ class Machine:
         link = self.links[slot]
         if link.plan.total == 0:
             return None
-        return Link(link.plan, link.send_rows, link.transport, self._label(link.label))
+        return Link(link.plan, link.send_rows, link.transport, self._label(link.label), self.recorder)
 
     def _halo_exchange(self, x: Tensor, slot: int, dim: int = 0, site: int = -1) -> Tensor:
         link = self._link(slot)

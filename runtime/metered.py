@@ -1,4 +1,4 @@
-"""A transport that counts what crosses and how long this rank waits for it."""
+"""A transport that counts what crosses, how long this rank waits for it, and records both while a recorder is on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from sylvie_fx.ir.timeline import StepCounters
+from sylvie_fx.runtime.counters import Counters
+from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.transport import Pending, ReduceOp, Transport
 
 
@@ -20,18 +23,15 @@ class Meter:
         exchanges: Halo exchanges started, forward and backward.
         bytes_sent: Payload bytes that this rank sent in them.
         bytes_reduced: Payload bytes that it sent for gradients, global reductions and control messages.
-        wait_s: Seconds that it waited for others.
     """
 
     exchanges: int = 0
     bytes_sent: int = 0
     bytes_reduced: int = 0
-    wait_s: float = 0.0
 
     def reset(self) -> None:
         """Count from zero."""
         self.exchanges = self.bytes_sent = self.bytes_reduced = 0
-        self.wait_s = 0.0
 
 
 class MeteredTransport:
@@ -39,11 +39,19 @@ class MeteredTransport:
 
     Args:
         inner: The transport that does the work.
+
+    Attributes:
+        meter: What crossed.
+        counters: What was waited for; a thread that waits in the background says so to them.
+        recorder: Takes the spans on the wire and of waiting.
+        marks: While the recorder is on, what had been counted at the start of each training step.
     """
 
     def __init__(self, inner: Transport) -> None:
-        self.inner, self.meter = inner, Meter()
+        self.inner, self.meter, self.counters = inner, Meter(), Counters()
         self.rank, self.size, self.timeout = inner.rank, inner.size, inner.timeout
+        self.recorder = Recorder(inner.rank)
+        self.marks: list[StepCounters] = []
 
     @property
     def bytes_sent(self) -> int:
@@ -57,31 +65,31 @@ class MeteredTransport:
 
     def exchange(self, sends: Sequence[Tensor | None], receives: Sequence[Tensor | None], label: str) -> Pending:
         """See Transport.exchange."""
-        before = self.inner.bytes_sent
+        before, start = self.inner.bytes_sent, time.perf_counter()
         pending = self.inner.exchange(sends, receives, label)
         self.meter.exchanges += 1
         self.meter.bytes_sent += self.inner.bytes_sent - before
-        return _MeteredPending(pending, self.meter)
+        return _MeteredPending(pending, self, label, start)
 
     def all_reduce(self, tensor: Tensor, label: str, op: ReduceOp = "sum") -> Tensor:
         """See Transport.all_reduce."""
         before, start = self.inner.bytes_sent, time.perf_counter()
         result = self.inner.all_reduce(tensor, label, op)
-        self._waited(before, start)
+        self._reduced(label, before, start)
         return result
 
     def all_gather_object(self, value: Any, label: str) -> list[Any]:
         """See Transport.all_gather_object."""
         before, start = self.inner.bytes_sent, time.perf_counter()
         result = self.inner.all_gather_object(value, label)
-        self._waited(before, start)
+        self._reduced(label, before, start)
         return result
 
     def barrier(self, label: str) -> None:
         """See Transport.barrier."""
         before, start = self.inner.bytes_sent, time.perf_counter()
         self.inner.barrier(label)
-        self._waited(before, start)
+        self._reduced(label, before, start)
 
     def abort(self, reason: str) -> None:
         """See Transport.abort."""
@@ -91,20 +99,47 @@ class MeteredTransport:
         """See Transport.close."""
         self.inner.close()
 
-    def _waited(self, bytes_before: int, start: float) -> None:
+    def reset(self) -> None:
+        """Count from zero."""
+        self.meter.reset()
+        self.counters.reset()
+
+    def mark(self, step: int) -> None:
+        """Note the counters as they are when a step begins."""
+        counted = self.counters.read()
+        self.marks.append(
+            StepCounters(
+                self.rank, step, time.perf_counter(), self.meter.bytes_sent, self.meter.bytes_reduced,
+                counted.wait_s, counted.hidden_s, counted.staleness,
+            )
+        )  # fmt: skip
+
+    def _reduced(self, label: str, bytes_before: int, start: float) -> None:
         self.meter.bytes_reduced += self.inner.bytes_sent - bytes_before
-        self.meter.wait_s += time.perf_counter() - start
+        self._waited(label, start, start)
+
+    def _waited(self, label: str, sent: float, start: float) -> None:
+        """Something sent at one time was waited for from another one on."""
+        end = time.perf_counter()
+        self.counters.waited(end - start)
+        if self.recorder.on:
+            self.recorder.add("wire", label, sent, end)
+            if not self.counters.in_background:
+                self.recorder.add("wait", label, start, end)
 
 
 class _MeteredPending:
-    def __init__(self, pending: Pending, meter: Meter) -> None:
-        self._pending, self._meter = pending, meter
+    def __init__(self, pending: Pending, transport: MeteredTransport, label: str, sent: float) -> None:
+        self._pending, self._transport, self._label, self._sent = pending, transport, label, sent
+        self._waited = False
 
     def wait(self, timeout: float | None = None) -> None:
         """See Pending.wait."""
         start = time.perf_counter()
         self._pending.wait(timeout)
-        self._meter.wait_s += time.perf_counter() - start
+        if not self._waited:
+            self._waited = True
+            self._transport._waited(self._label, self._sent, start)
 
     def done(self) -> bool:
         """See Pending.done."""

@@ -22,6 +22,7 @@ from sylvie_fx.leaves import Leaf, Sharding
 from sylvie_fx.node_tensor import leaf_of, node_tensor
 from sylvie_fx.passes.manager import PassManager, Snapshot
 from sylvie_fx.passes.pipeline import default_passes
+from sylvie_fx.profile import Profile
 from sylvie_fx.report.explain import explain
 from sylvie_fx.runtime.metered import MeteredTransport
 from sylvie_fx.runtime.process_group import default_transport
@@ -152,6 +153,8 @@ class DistributedModule(nn.Module):
             return node_tensor(value, sharding, engine)
 
         if self.training and torch.is_grad_enabled():
+            if engine.transport.recorder.on:
+                engine.transport.mark(step)
             self._step += 1
         try:
             found, call, leaves = self._compile(args, kwargs, step)
@@ -252,11 +255,27 @@ class DistributedModule(nn.Module):
             for c, calls in self._counted.items()
             if id(c.program) in bound
         )
-        return Stats(**vars(self._engine.transport.meter), bytes_float32=uncoded, calls=self._counted.total())
+        wire = self._engine.transport
+        return Stats(
+            **vars(wire.meter), **vars(wire.counters.read()), bytes_float32=uncoded, calls=self._counted.total()
+        )
+
+    def profile(self) -> Profile:
+        """Record what every rank does in a ``with`` block, which all ranks must enter and leave together.
+
+        Example::
+
+            with model.profile() as p:
+                for _ in range(3):
+                    step()
+            p.save("timeline.json")  # for ui.perfetto.dev or chrome://tracing
+            p.figure("timeline.png")
+        """
+        return Profile(self._engine.transport)
 
     def reset_stats(self) -> None:
         """Count from zero."""
-        self._engine.transport.meter.reset()
+        self._engine.transport.reset()
         self._counted.clear()
 
     # --- the original module's names -----------------------------------------------------------------------------

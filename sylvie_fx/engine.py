@@ -284,7 +284,9 @@ class Engine:
             binder = Binder(program, _whole(program, leaves, spaces), {names[space]: space.layout for space in spaces})
             device = next((leaf.local.device for leaf in leaves), torch.device("cpu"))
             bound = binder.for_rank(self.transport.rank, device)
-            machine = Machine(program, bound, self.transport, device, self.options, root=module)
+            machine = Machine(
+                program, bound, self.transport, device, self.options, root=module, recorder=self.transport.recorder
+            )
             binding = self._bindings[key] = _Binding(machine, _results(program, binder, graph, spaces), static, spaces)
             if len(self._bindings) > MOST_BINDINGS:
                 self._bindings.popitem(last=False)

@@ -21,7 +21,9 @@ class Stats:
         bytes_sent: Payload bytes that this rank sent in them.
         bytes_float32: What it would have sent, had every exchange of every call carried its rows uncoded.
         bytes_reduced: Payload bytes of gradients, global reductions and control messages.
-        wait_s: Seconds that it waited for other ranks.
+        wait_s: Seconds that it waited for other ranks: communication that was not hidden.
+        hidden_s: Seconds of communication behind which it computed.
+        staleness: How many exchanges used rows of which age, in steps; empty where all are synchronous.
     """
 
     calls: int
@@ -30,6 +32,8 @@ class Stats:
     bytes_float32: int
     bytes_reduced: int
     wait_s: float
+    hidden_s: float
+    staleness: dict[int, int]
 
 
 def uncoded_bytes(program: Program, bound: Bound) -> int:

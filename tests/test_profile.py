@@ -1,0 +1,108 @@
+"""model.profile() on several ranks."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sylvie_fx
+from sylvie_fx.engine import ProgramCache
+from sylvie_fx.ir.timeline import KINDS, Timeline
+from sylvie_fx.passes.pipeline import default_passes
+from sylvie_fx.runtime.in_process import run_ranks
+from sylvie_fx.runtime.transport import Transport
+
+STEPS = 2
+
+
+class Sums(nn.Module):
+    """Two layers that add up neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+        for layer in (self.first, self.second):
+            h = torch.relu(layer(x))
+            x = torch.zeros_like(h).index_add(0, dst, h[src])
+        return x
+
+
+def profiled(bits: int, tmp_path: Path) -> tuple[list[Timeline], list[Any]]:
+    """The timelines that two ranks get of two steps, and their stats."""
+    torch.manual_seed(0)
+    model, x, y = Sums(), torch.randn(60, 6), torch.randint(3, (60,))
+    src, dst = torch.randint(60, (2, 240))
+    cache, options = ProgramCache(), sylvie_fx.Options(bits=bits)
+
+    def rank(transport: Transport) -> tuple[Timeline, Any]:
+        net = sylvie_fx.DistributedModule(copy.deepcopy(model), options, default_passes(), transport, cache)
+        own, s, d, labels = net.shard(x, src, dst, y, partition="random")
+
+        def step() -> None:
+            net.zero_grad()
+            F.cross_entropy(net(own, s, d), labels).backward()
+
+        step()
+        net.reset_stats()
+        with net.profile() as profile:
+            for _ in range(STEPS):
+                step()
+        stats = net.stats
+        step()  # nothing of it is recorded
+        profile.save(tmp_path / "timeline.json")
+        assert "| 0 |" in str(profile)
+        return profile.timeline, stats
+
+    results = run_ranks(2, rank, 60.0)
+    return [timeline for timeline, _ in results], [stats for _, stats in results]
+
+
+def test_every_rank_has_the_events_of_all(tmp_path: Path) -> None:
+    (timeline, other), stats = profiled(1, tmp_path)
+    assert timeline == other
+    assert timeline.ranks == (0, 1)
+    assert {e.kind for e in timeline.events} == set(KINDS)
+    assert all(e.end >= e.start for e in timeline.events)
+    for rank in (0, 1):
+        for direction in ("forward", "backward"):
+            layers = [e for e in timeline.select("compute", rank, direction) if e.module == "second" and e.step == 2]
+            assert layers, f"the second layer runs {direction} on rank {rank}"
+            waits = [e.exchange for e in timeline.select("wait", rank, direction) if e.exchange is not None]
+            assert waits == [1] * STEPS, "the inputs, exchange 0, crossed in the first step"
+        steps = [s for s in timeline.steps if s.rank == rank]
+        assert [s.step for s in steps] == [1, 2]
+        assert sum(s.bytes_sent for s in steps) == stats[rank].bytes_sent
+        assert sum(s.wait_s for s in steps) == pytest.approx(stats[rank].wait_s)
+    assert json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+
+
+def test_a_wait_lies_between_what_makes_its_rows_and_what_reads_them(tmp_path: Path) -> None:
+    (timeline, _), _ = profiled(32, tmp_path)
+    for rank in (0, 1):
+        forward = [e for e in timeline.select(rank=rank, direction="forward") if e.step == 1 and e.kind != "wire"]
+        names = [e.name for e in forward]
+        (wait,) = (i for i, e in enumerate(forward) if e.kind == "wait" and e.exchange == 1)
+        assert names.index("linear_1") < wait
+        assert any("spmm" in name for name in names[wait:]), "the aggregation reads what arrived"
+
+
+def test_a_block_that_raises_gathers_nothing() -> None:
+    torch.manual_seed(0)
+    net = sylvie_fx.distribute(Sums())
+    profile = net.profile()
+    with pytest.raises(ZeroDivisionError), profile:
+        raise ZeroDivisionError
+    with pytest.raises(sylvie_fx.SylvieError, match="no timeline yet"):
+        _ = profile.timeline
+    with net.profile() as again, pytest.raises(sylvie_fx.SylvieError, match="already"), net.profile():
+        pass
+    assert again.timeline.events == ()
