@@ -138,8 +138,8 @@ class Trainer:
         model: The module that trains, distributed or not.
     """
 
-    def __init__(self, variant: Variant, module: nn.Module, data: tuple[Any, ...], y: Tensor, mask: Tensor, rate: float,
-                 transport: Transport, partition: str) -> None:  # fmt: skip
+    def __init__(self, variant: Variant, module: nn.Module, data: tuple[Any, ...], y: Tensor, mask: Tensor,
+                 transport: Transport, partition: str, rate: float = 0.01, decay: float = 0.0) -> None:  # fmt: skip
         self.quiet = NoWire(transport) if variant.kind == "bound" else None
         self.model: nn.Module = module
         if variant.kind in ("ranks", "bound"):
@@ -148,7 +148,7 @@ class Trainer:
             *shards, y, mask = self.model.shard(*data, y, mask, partition=partition)
             data = tuple(shards)
         self.data, self.y, self.mask = data, y, mask
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=rate)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=rate, weight_decay=decay)
 
     def epoch(self) -> tuple[float, float]:
         """A training step on the whole graph; gives its seconds, and those of the processor."""
@@ -232,9 +232,7 @@ def measure(config: dict[str, Any], transport: Transport) -> dict[str, Any]:
             continue
         module, data = one_device(variant, layers(config["model"], sizes), graph.x, index)
         try:
-            trainers[variant.name] = Trainer(
-                variant, module, data, graph.y, graph.train_mask, 0.01, transport, "random"
-            )
+            trainers[variant.name] = Trainer(variant, module, data, graph.y, graph.train_mask, transport, "random")
         except sylvie_fx.SylvieError as error:
             outcomes[variant.name].refused = str(error)
     for number in range(config["rounds"] + 1):
@@ -326,8 +324,8 @@ def accuracy(config: dict[str, Any], transport: Transport) -> dict[str, Any]:
     for variant in [v for v in VARIANTS if v.name in config["variants"] and v.kind == "ranks"]:
         data = (graph.x, graph.edge_index)
         try:
-            trainer = Trainer(variant, copy.deepcopy(original), data, graph.y, graph.train_mask, setting.rate, transport,
-                              config["partition"])  # fmt: skip
+            trainer = Trainer(variant, copy.deepcopy(original), data, graph.y, graph.train_mask, transport,
+                              config["partition"], setting.rate, setting.decay)  # fmt: skip
         except sylvie_fx.SylvieError as error:
             found[variant.name] = {"refused": str(error)}
             continue

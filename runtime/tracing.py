@@ -12,19 +12,12 @@ from torch.utils import _pytree as pytree
 
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.program import meta
+from sylvie_fx.ir.schedule import exchange_of
 from sylvie_fx.ir.timeline import BACKWARD, FORWARD
 from sylvie_fx.runtime.timeline import Recorder
 
 #: Operators whose time is communication: what they wait for and code is recorded where it happens.
 _CROSSING = ops.CROSSING - {ops.replicated_output}
-
-
-def exchange_number(node: fx.Node) -> int | None:
-    """The number of an exchange: its site, or its slot where sites are not numbered yet; None for other nodes."""
-    if node.target not in (ops.halo_exchange, ops.halo_reduce, ops.relayout):
-        return None
-    site = node.args[3] if len(node.args) > 3 else -1
-    return int(site if isinstance(site, int) and site >= 0 else node.args[1])  # type: ignore[arg-type]
 
 
 def traced(
@@ -38,7 +31,7 @@ def traced(
     """Call a node and record it; its backward pass is recorded when it comes."""
     where: dict[str, Any] = {"step": step, "module": meta(node).module}
     if node.target in _CROSSING:
-        scope = {**where, "exchange": exchange_number(node)}
+        scope = {**where, "exchange": exchange_of(node)}
         with recorder.scope(**scope, direction=FORWARD):
             value = call(node, args, kwargs)
         for function in _functions(args, kwargs, value):
@@ -59,7 +52,9 @@ def _functions(args: Any, kwargs: Any, value: Any) -> list[Any]:
     seen = set(given)
     while open_:
         function = open_.pop()
-        if function is None or function in seen or hasattr(function, "variable"):  # a leaf's accumulation is nobody's operator
+        if (
+            function is None or function in seen or hasattr(function, "variable")
+        ):  # a leaf's accumulation is nobody's operator
             continue
         seen.add(function)
         found.append(function)

@@ -14,7 +14,11 @@ from torch import Tensor, nn
 
 import sylvie_fx
 from sylvie_fx.engine import ProgramCache
-from sylvie_fx.ir.timeline import KINDS, Timeline
+from sylvie_fx.ir.program import Program
+from sylvie_fx.ir.schedule import Schedule
+from sylvie_fx.ir.schedule_check import validate
+from sylvie_fx.ir.simulate import LinkModel, measured_seconds, simulate
+from sylvie_fx.ir.timeline import KINDS, Event, Timeline
 from sylvie_fx.passes.pipeline import default_passes
 from sylvie_fx.runtime.in_process import run_ranks
 from sylvie_fx.runtime.transport import Transport
@@ -36,14 +40,14 @@ class Sums(nn.Module):
         return x
 
 
-def profiled(bits: int, tmp_path: Path) -> tuple[list[Timeline], list[Any]]:
-    """The timelines that two ranks get of two steps, and their stats."""
+def profiled(bits: int, tmp_path: Path) -> tuple[list[Timeline], list[Any], Program]:
+    """The timelines that two ranks get of two steps, their stats, and the program."""
     torch.manual_seed(0)
     model, x, y = Sums(), torch.randn(60, 6), torch.randint(3, (60,))
     src, dst = torch.randint(60, (2, 240))
     cache, options = ProgramCache(), sylvie_fx.Options(bits=bits)
 
-    def rank(transport: Transport) -> tuple[Timeline, Any]:
+    def rank(transport: Transport) -> tuple[Timeline, Any, Program]:
         net = sylvie_fx.DistributedModule(copy.deepcopy(model), options, default_passes(), transport, cache)
         own, s, d, labels = net.shard(x, src, dst, y, partition="random")
 
@@ -60,14 +64,14 @@ def profiled(bits: int, tmp_path: Path) -> tuple[list[Timeline], list[Any]]:
         step()  # nothing of it is recorded
         profile.save(tmp_path / "timeline.json")
         assert "| 0 |" in str(profile)
-        return profile.timeline, stats
+        return profile.timeline, stats, net.program()
 
     results = run_ranks(2, rank, 60.0)
-    return [timeline for timeline, _ in results], [stats for _, stats in results]
+    return [timeline for timeline, _, _ in results], [stats for _, stats, _ in results], results[0][2]
 
 
 def test_every_rank_has_the_events_of_all(tmp_path: Path) -> None:
-    (timeline, other), stats = profiled(1, tmp_path)
+    (timeline, other), stats, _ = profiled(1, tmp_path)
     assert timeline == other
     assert timeline.ranks == (0, 1)
     assert {e.kind for e in timeline.events} == set(KINDS)
@@ -86,13 +90,39 @@ def test_every_rank_has_the_events_of_all(tmp_path: Path) -> None:
 
 
 def test_a_wait_lies_between_what_makes_its_rows_and_what_reads_them(tmp_path: Path) -> None:
-    (timeline, _), _ = profiled(32, tmp_path)
+    (timeline, _), _, _ = profiled(32, tmp_path)
     for rank in (0, 1):
         forward = [e for e in timeline.select(rank=rank, direction="forward") if e.step == 1 and e.kind != "wire"]
         names = [e.name for e in forward]
         (wait,) = (i for i, e in enumerate(forward) if e.kind == "wait" and e.exchange == 1)
         assert names.index("linear_1") < wait
         assert any("spmm" in name for name in names[wait:]), "the aggregation reads what arrived"
+
+
+def test_a_simulation_has_the_order_of_the_recording(tmp_path: Path) -> None:
+    (timeline, _), _, program = profiled(1, tmp_path)
+    schedules = [Schedule.of(program, rank) for rank in (0, 1)]
+    validate(schedules, 0)
+    link = LinkModel(1e-4, 1e8)
+    predicted = simulate(schedules, measured_seconds(timeline), link, lambda action, sender, receiver: 1000, steps=2)
+    known = {a.key for a in schedules[0].actions}
+
+    def order(events: list[Event]) -> list[tuple[str, str | None, str | int]]:
+        """What a rank does, without reductions; several functions of autograd in one node count once."""
+        found: list[tuple[str, str | None, str | int]] = []
+        for e in events:
+            if e.kind != "wire" and (
+                e.exchange is not None or ((e.direction, e.name) in known and e.kind == "compute")
+            ):
+                item = e.kind, e.direction, e.name if e.exchange is None else e.exchange
+                found += [item] if found[-1:] != [item] else []
+        return found
+
+    for rank in (0, 1):
+        # The loss is a program of its own, whose events have no training step.
+        measured = [e for e in timeline.select(rank=rank) if e.step == STEPS]
+        expected = [e for e in predicted.select(rank=rank) if e.step == 1]
+        assert order(measured) == order(expected)
 
 
 def test_a_block_that_raises_gathers_nothing() -> None:
