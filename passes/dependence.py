@@ -33,7 +33,7 @@ def needs_gradient(program: Program, node: fx.Node) -> bool:
     """Whether gradients flow through a value: a parameter, or an input with gradient, is in it."""
     entries = {i.name for i in program.inputs if not i.static}
     for n in ancestors(node):
-        if n.target is ops.sync_gradients:
+        if n.target in (ops.sync_gradients, ops.sync_finish):
             return True
         if n.op == "get_attr" and n.meta["val"].requires_grad:
             return True

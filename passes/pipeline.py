@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sylvie_fx.passes.bucket_gradients import BucketGradients
 from sylvie_fx.passes.canonicalize import Canonicalize
 from sylvie_fx.passes.decompose import Decompose
 from sylvie_fx.passes.functionalize import Functionalize
@@ -15,6 +16,8 @@ from sylvie_fx.passes.manager import PassManager
 from sylvie_fx.passes.place_halos import PlaceHalos
 from sylvie_fx.passes.quantize import Quantize
 from sylvie_fx.passes.sample_check import SampleCheck
+from sylvie_fx.passes.schedule import Schedule
+from sylvie_fx.passes.split_exchanges import SplitExchanges
 from sylvie_fx.passes.split_prologue import SplitPrologue
 from sylvie_fx.passes.sync_gradients import SyncGradients
 
@@ -37,4 +40,7 @@ def default_passes() -> PassManager:
         FuseScores(),
         Quantize(),
         SyncGradients(),
+        SplitExchanges(),
+        Schedule(),
+        BucketGradients(),
     ])  # fmt: skip

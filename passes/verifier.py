@@ -49,7 +49,7 @@ def _verify_node(program: Program, node: fx.Node) -> None:
                 raise _broken(node, "has rows of no component")
             if place.component and place.component not in program.components:
                 raise _broken(node, f"has rows of component {place.component}, which is not declared")
-    if node.target in (ops.halo_exchange, ops.halo_reduce, ops.relayout):
+    if node.target in ops.EXCHANGES or node.target is ops.halo_wait:
         slot = node.args[1]
         if not isinstance(slot, int) or not 0 <= slot < len(program.slots):
             raise _broken(node, f"names slot {slot}, which is not declared")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, fx
 from sylvie_fx.ir import ops
 from sylvie_fx.kernels import aggregate
 from sylvie_fx.kernels.aggregate import EdgeLayout
+from sylvie_fx.kernels.aggregate_split import SplitLayout, spmm_halo, spmm_inner
 from sylvie_fx.kernels.edge_scores import edge_scores
 
 _REDUCE: dict[str, Any] = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
@@ -21,12 +23,18 @@ class Aggregations:
 
     An index is a placeholder that is bound once, so that its memory names it.
 
+    Args:
+        own_rows: Data pointers of indices that read halo rows too, each with the number of own rows in front of them: the
+            messages of own rows are then summed first, whether or not the sum is taken in two parts.
+
     Attributes:
         targets: The operators that :meth:`run` runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own_rows: Mapping[int, int] | None = None) -> None:
+        self._own_rows = own_rows or {}
         self._layouts: dict[tuple[Any, ...], EdgeLayout] = {}
+        self._splits: dict[tuple[int, int], SplitLayout] = {}
         self._kernels: dict[Any, Any] = {
             ops.spmm: self._spmm,
             ops.scatter: self._scatter,
@@ -52,6 +60,26 @@ class Aggregations:
 
     def _spmm(self, x: Tensor, src: Tensor, dst: Tensor, weight: Tensor | None, rows: int, reduce: str) -> Tensor:
         return aggregate.spmm(self._layout(src, dst, len(x), rows), x, weight, _REDUCE[reduce])
+
+    def inner(
+        self, own: Tensor, src: Tensor, dst: Tensor, weight: Tensor | None, rows: int, reduce: str, halo: int
+    ) -> Tensor:
+        """The inner edges' part of a :data:`~sylvie_fx.ir.ops.spmm` whose rows are own rows and ``halo`` halo rows."""
+        return spmm_inner(self._split(src, dst, len(own), halo, rows), own, weight, _REDUCE[reduce])
+
+    def outer(
+        self, partial: Tensor, halo: Tensor, src: Tensor, dst: Tensor, weight: Tensor | None, reduce: str, own: int
+    ) -> Tensor:
+        """The sum that :meth:`inner` began, with the halo edges."""
+        layout = self._split(src, dst, own, len(halo), partial.shape[-3])
+        return spmm_halo(layout, partial, halo, weight, _REDUCE[reduce])
+
+    def _split(self, src: Tensor, dst: Tensor, own: int, halo: int, rows: int) -> SplitLayout:
+        layout = self._layout(src, dst, own + halo, rows)
+        key = id(layout), own
+        if key not in self._splits:
+            self._splits[key] = SplitLayout(layout, own)
+        return self._splits[key]
 
     def _scatter(self, e: Tensor, index: Tensor, rows: int, reduce: str, dim: int = 0) -> Tensor:
         if dim != 0 or reduce not in _REDUCE:
@@ -97,5 +125,6 @@ class Aggregations:
         found = self._layouts.get(key)
         if found is None:
             sources = torch.arange(len(dst), device=dst.device) if src is None else src
-            found = self._layouts[key] = EdgeLayout(sources, dst, n_src, n_dst)
+            own = None if src is None else self._own_rows.get(src.data_ptr())
+            found = self._layouts[key] = EdgeLayout(sources, dst, n_src, n_dst, own)
         return found

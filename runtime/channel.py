@@ -137,23 +137,30 @@ class Channel:
         self._started += 1
         return Flight(wire, buffer, arrived, pending, step, self._started, label, link.recorder)
 
-    def finish(self, flight: Flight, out: Tensor, *, add: bool, smooth: float | None = None) -> None:
+    def finish(self, flight: Flight, out: Tensor | None, *, add: bool, smooth: float | None = None) -> Tensor:
         """Wait for a transfer, and put what arrived into ``out``.
 
         Args:
             flight: From ``start``; the oldest that is not finished.
-            out: ``[rows, columns]``; rows at ``places`` are written, or added to peer after peer.
+            out: ``[rows, columns]``; rows at ``places`` are written, or added to peer after peer. None: new rows
+                ``[arriving, columns]``, peer after peer.
             add: Add instead of write.
             smooth: Decay in [0, 1) of a running average ``m = smooth * m + (1 - smooth) * row`` for each row that arrives,
                 which is then used in the row's place; the first message sets it. A row that is not finite is used as it
                 is, and leaves its average as it was.
+
+        Returns:
+            ``out``, or the new rows.
 
         Raises:
             CommError: The transfer failed.
         """
         assert flight.number == self._finished + 1, "transfers are finished in the order in which they were started"
         flight.pending.wait()
-        layout, device = flight.wire.incoming, out.device
+        layout, device = flight.wire.incoming, flight.arrived.device
+        places = self.places
+        if out is None:
+            out, places = torch.empty((layout.rows, layout.cols), dtype=layout.dtype, device=device), None
         difference = layout.spec.variant is Variant.DIFFERENCE
         if difference and (self.received is None or self.received.shape[1] != layout.cols):
             self.received = torch.zeros((layout.rows, layout.cols), device=device)
@@ -163,12 +170,13 @@ class Channel:
             weight = 1.0
         with flight.recorder.span("dequantise", flight.label, flight.step):
             decode_peers(
-                flight.arrived, layout, out=out, mode="add" if add else "write", index=self.places,
+                flight.arrived, layout, out=out, mode="add" if add else "write", index=places,
                 state=self.received if difference else None, average=None if smooth is None else self.average,
                 weight=weight, step=flight.step,
             )  # fmt: skip
         self._finished += 1
         flight.wire.free.append((flight.sent, flight.arrived))
+        return out
 
     def state(self) -> dict[str, Tensor]:
         """What this end remembers, by name: copies, for a checkpoint; both ends must be saved after the same transfer.

@@ -74,14 +74,14 @@ class CodedHaloExchange(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, site: CodedLink, step: int) -> Tensor:
         """Bring the halo rows."""
         ctx.site, ctx.step = site, step
-        return site.bring(rows, f"{site.link.label} forward step {step}", step)
+        return site.bring(rows, f"{site.link.label} forward", step)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Return the halo rows' gradients."""
         return (
-            ctx.site.give_back(gradient.contiguous(), f"{ctx.site.link.label} backward step {ctx.step}", ctx.step),
+            ctx.site.give_back(gradient.contiguous(), f"{ctx.site.link.label} backward", ctx.step),
             None,
             None,
         )
@@ -94,14 +94,14 @@ class CodedHaloReduce(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, site: CodedLink, step: int) -> Tensor:
         """Add partial sums at their owners."""
         ctx.site, ctx.step = site, step
-        return site.give_back(rows, f"{site.link.label} forward step {step}", step)
+        return site.give_back(rows, f"{site.link.label} forward", step)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Bring the gradients of halo rows."""
         return (
-            ctx.site.bring(gradient.contiguous(), f"{ctx.site.link.label} backward step {ctx.step}", ctx.step),
+            ctx.site.bring(gradient.contiguous(), f"{ctx.site.link.label} backward", ctx.step),
             None,
             None,
         )

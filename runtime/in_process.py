@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -129,6 +130,9 @@ class InProcessTransport(Collectives):
         self.bytes_sent = self.messages_sent = 0
         self._group = group
         self._steps: Counter[str] = Counter()
+        self.threaded = False
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
         self._closed = False
 
     def exchange(self, sends: Sequence[Tensor | None], receives: Sequence[Tensor | None], label: str) -> _Receipt:
@@ -137,8 +141,9 @@ class InProcessTransport(Collectives):
             raise CommError(f"exchange {label!r} on rank {self.rank}: its transport is closed")
         check_buffers(self.rank, self.size, sends, "sends", label)
         check_buffers(self.rank, self.size, receives, "receives", label)
-        step = self._steps[label]
-        self._steps[label] += 1
+        with self._lock:
+            step = self._steps[label]
+            self._steps[label] += 1
         with self._group._changed:
             self._group._raise_failure(f"rank {self.rank} can not start {label!r} (step {step})")
         expected: list[tuple[_Address, Tensor]] = []
@@ -148,11 +153,16 @@ class InProcessTransport(Collectives):
                 continue
             if outgoing is not None:
                 self._group._post(_Address(self.rank, peer, label, step), outgoing.clone())
-                self.bytes_sent += outgoing.numel() * outgoing.element_size()
-                self.messages_sent += 1
+                with self._lock:
+                    self.bytes_sent += outgoing.numel() * outgoing.element_size()
+                    self.messages_sent += 1
             if incoming is not None:
                 expected.append((_Address(peer, self.rank, label, step), incoming))
         return _Receipt(self._group, expected)
+
+    def next_number(self) -> int:
+        """See Transport.next_number."""
+        return next(self._numbers)
 
     def abort(self, reason: str) -> None:
         """See Transport.abort."""

@@ -17,7 +17,10 @@ from sylvie_fx.runtime.aggregation import Aggregations
 from sylvie_fx.runtime.bind import Bound
 from sylvie_fx.runtime.channel import Channel
 from sylvie_fx.runtime.coded_exchange import CodedHaloExchange, CodedHaloReduce, CodedLink
+from sylvie_fx.runtime.crossing import Crossing, HaloStart, HaloWait
 from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients, apply
+from sylvie_fx.runtime.gradients import Reduction, SyncFinish, SyncStart
+from sylvie_fx.runtime.lanes import Courier
 from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.tracing import traced
 from sylvie_fx.runtime.transport import Transport
@@ -48,11 +51,17 @@ class Machine:
     ) -> None:
         self.program, self.bound, self.transport, self.seed = program, bound, transport, options.seed
         self.recorder = recorder or Recorder(transport.rank)
+        self._name = f"program {transport.next_number()}"
         self.links = {
-            slot.number: Link.make(bound.plans[slot.number], transport, f"exchange {slot.number}", device, self.recorder)
+            slot.number: Link.make(
+                bound.plans[slot.number], transport, f"{self._name} exchange {slot.number}", device, self.recorder
+            )
             for slot in program.slots
         }  # fmt: skip
+        self._courier = Courier(self._name, transport.timeout, threaded=transport.threaded and device.type == "cpu")
         self._sites = self._make_sites(device)
+        self._crossings = self._make_crossings(device)
+        self._reduction: Reduction | None = None
         self._widths = self._controller(options)
         self._once: dict[int, Tensor] = {}
         self._dynamic = [item.name for item in program.inputs if not item.static]
@@ -61,7 +70,11 @@ class Machine:
             n: link.plan.local_index.to(device) for n, link in self.links.items() if program.slots[n].kind == "relayout"
         }
         self._root = root
-        self.aggregations = Aggregations()
+        self.aggregations = Aggregations({
+            bound.values[name].data_ptr(): bound.plans[known.slot].own
+            for name, known in program.localized.items()
+            if known.slot is not None
+        })  # fmt: skip
         self._nodes = list(program.graph.nodes)
         self._last_use = _last_uses(program.graph)
         self._step = 0
@@ -72,6 +85,12 @@ class Machine:
             ops.all_reduce: self._all_reduce,
             ops.replicated_output: self._replicated_output,
             ops.sync_gradients: self._sync_gradients,
+            ops.sync_finish: self._sync_finish,
+            ops.sync_start: self._sync_start,
+            ops.halo_start: self._halo_start,
+            ops.halo_wait: self._halo_wait,
+            ops.spmm_inner: self._spmm_inner,
+            ops.spmm_halo: self._spmm_halo,
             ops.node_dropout: self._dropout,
         }
 
@@ -79,9 +98,10 @@ class Machine:
         """The coded exchanges; exact ones need no channel."""
         sites = {}
         for node in self.program.graph.nodes:
-            if node.target not in (ops.halo_exchange, ops.halo_reduce, ops.relayout) or len(node.args) < 4:
+            site = ops.exchange_site(node)
+            if site is None or node.target is ops.halo_start:
                 continue
-            slot, site = int(node.args[1]), int(node.args[3])
+            slot = int(node.args[1])
             coding = self.program.codings[site]
             if (
                 coding.once
@@ -99,6 +119,20 @@ class Machine:
             )
         return sites
 
+    def _make_crossings(self, device: torch.device) -> dict[int, Crossing]:
+        """The exchanges in two halves that move rows on this graph."""
+        crossings = {}
+        for node in self.program.graph.nodes:
+            if node.target is not ops.halo_start or self.bound.plans[int(node.args[1])].total == 0:
+                continue
+            slot, site = int(node.args[1]), int(node.args[2])
+            own_ids = self.bound.layouts[self.program.slots[slot].source].rows(self.bound.rank).to(device)
+            crossings[site] = Crossing.make(
+                self.links[slot], own_ids, self.program.codings[site], f"{self._name} exchange {slot} site {site}",
+                self._courier, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF, (0, 0),
+            )  # fmt: skip
+        return crossings
+
     def _controller(self, options: Options) -> WidthController | None:
         """The controller of adaptive widths, where any exchange has them."""
         channels: list[tuple[Channel, bool]] = []
@@ -109,12 +143,18 @@ class Machine:
                 coded = self._sites[site]
                 reduce = site in reducing
                 channels += [(coded.out, reduce), (coded.back, not reduce)]
+        for site, crossing in sorted(self._crossings.items()):
+            if self.program.codings[site].auto:
+                out, back = crossing.channels()
+                channels += [(out, False), (back, True)]
         return WidthController(channels, options, self.transport) if channels else None
 
     @property
     def codings(self) -> dict[int, tuple[str, str]]:
         """The present codings of coded exchanges by site, towards the halo and back."""
-        return {site: (str(c.out.coding), str(c.back.coding)) for site, c in self._sites.items()}
+        found = {site: (c.out, c.back) for site, c in self._sites.items()}
+        found |= {s: c.channels() for s, c in self._crossings.items() if self.program.codings[s].auto}
+        return {site: (str(out.coding), str(back.coding)) for site, (out, back) in sorted(found.items())}
 
     def run(self, inputs: Mapping[str, Tensor], step: int) -> list[Any]:
         """One forward pass.
@@ -130,6 +170,9 @@ class Machine:
         if any(coding.once for coding in self.program.codings.values()):
             self._forget_changed(inputs)
         if self._widths is not None:
+            for crossing in self._crossings.values():  # what has not left yet would leave at another width
+                crossing.out.settle()
+                crossing.back.settle()
             self._widths.begin(step)
         values: dict[fx.Node, Any] = {}
         for node in self._nodes:
@@ -161,13 +204,13 @@ class Machine:
         return _member(self.program.module, path)
 
     def _label(self, text: str) -> str:
-        return f"{text} step {self._step}"
+        return f"{self._name} {text}"
 
     def _link(self, slot: int) -> Link | None:
         link = self.links[slot]
         if link.plan.total == 0:
             return None
-        return Link(link.plan, link.send_rows, link.transport, self._label(link.label), self.recorder)
+        return link
 
     def _halo_exchange(self, x: Tensor, slot: int, dim: int = 0, site: int = -1) -> Tensor:
         link = self._link(slot)
@@ -214,6 +257,26 @@ class Machine:
             return x
         return self._halo_exchange(x, slot, dim, site).index_select(dim, self._relayout[slot])
 
+    def _halo_start(self, x: Tensor, slot: int, site: int) -> Any:
+        crossing = self._crossings.get(site)
+        if crossing is None:  # no rank needs a row of another
+            return x, x.new_empty((0, *x.shape[1:]))
+        return apply(HaloStart, x.contiguous(), crossing)
+
+    def _halo_wait(self, ticket: Tensor, slot: int, site: int) -> Tensor:
+        crossing = self._crossings.get(site)
+        return ticket if crossing is None else cast(Tensor, apply(HaloWait, ticket, crossing))
+
+    def _spmm_inner(
+        self, own: Tensor, src: Tensor, dst: Tensor, weight: Tensor | None, rows: int, reduce: str, slot: int
+    ) -> Tensor:
+        return self.aggregations.inner(own, src, dst, weight, rows, reduce, self.links[slot].plan.halo)
+
+    def _spmm_halo(
+        self, partial: Tensor, halo: Tensor, src: Tensor, dst: Tensor, weight: Tensor | None, reduce: str, slot: int
+    ) -> Tensor:
+        return self.aggregations.outer(partial, halo, src, dst, weight, reduce, self.links[slot].plan.own)
+
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
         if op == "sum":
             return cast(Tensor, apply(AllReduce, x, self.transport, self._label("all_reduce")))
@@ -224,6 +287,13 @@ class Machine:
 
     def _sync_gradients(self, parameters: list[Tensor]) -> tuple[Tensor, ...]:
         return cast("tuple[Tensor, ...]", apply(SyncGradients, self.transport, self._label("parameters"), *parameters))
+
+    def _sync_finish(self, parameters: list[Tensor]) -> tuple[Tensor, ...]:
+        self._reduction = Reduction(self.transport, self._courier, self._label("gradients"))
+        return cast("tuple[Tensor, ...]", apply(SyncFinish, self._reduction, *parameters))
+
+    def _sync_start(self, parameters: list[Tensor], positions: list[int]) -> tuple[Tensor, ...]:
+        return cast("tuple[Tensor, ...]", apply(SyncStart, self._reduction, positions, *parameters))
 
     def _dropout(self, x: Tensor, keys: Tensor | None, p: float, site: int, dim: int = 0) -> Tensor:
         if keys is None:

@@ -49,7 +49,7 @@ class MeteredTransport:
 
     def __init__(self, inner: Transport) -> None:
         self.inner, self.meter, self.counters = inner, Meter(), Counters()
-        self.rank, self.size, self.timeout = inner.rank, inner.size, inner.timeout
+        self.rank, self.size, self.timeout, self.threaded = inner.rank, inner.size, inner.timeout, inner.threaded
         self.recorder = Recorder(inner.rank)
         self.marks: list[StepCounters] = []
 
@@ -90,6 +90,10 @@ class MeteredTransport:
         before, start = self.inner.bytes_sent, time.perf_counter()
         self.inner.barrier(label)
         self._reduced(label, before, start)
+
+    def next_number(self) -> int:
+        """See Transport.next_number."""
+        return self.inner.next_number()
 
     def abort(self, reason: str) -> None:
         """See Transport.abort."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
 import zlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -23,6 +24,8 @@ from sylvie_fx.runtime.transport import DEFAULT_TIMEOUT, Pending, Transport, che
 
 #: What torchrun tells each process, all of which a process group needs.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: What has been numbered in each process group.
+_NUMBERS: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 #: A background wait ends when its connection does; gloo wants a number nevertheless.
 _NO_LIMIT = timedelta(days=7)
 
@@ -51,7 +54,9 @@ class ProcessGroupTransport(Collectives):
         if self._group is None or dist.get_rank(self._group) < 0:
             raise CommError("this process is not a member of the process group")
         self.rank, self.size, self.timeout = dist.get_rank(self._group), dist.get_world_size(self._group), timeout
+        self.threaded = self.size > 1
         self.bytes_sent = self.messages_sent = 0
+        self._name = str(self._group.group_name)
         self._backends = _backends(dist.get_backend_config(self._group))
         if "cpu" not in self._backends:
             self.control_device = torch.device("cuda", torch.cuda.current_device())
@@ -135,6 +140,10 @@ class ProcessGroupTransport(Collectives):
         sends = [dist.P2POp(dist.isend, _raw(t), group=self._group, group_peer=p) for p, t in outgoing.items()]
         operations = receives + sends
         return _DevicePending(dist.batch_isend_irecv(operations) if operations else [])
+
+    def next_number(self) -> int:
+        """See Transport.next_number; counted for the group, which several transports may share."""
+        return next(_NUMBERS[self._name])
 
     def abort(self, reason: str) -> None:
         """See Transport.abort; the connections of this rank are closed, so that nobody has to run into a timeout."""

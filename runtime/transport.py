@@ -41,11 +41,13 @@ class Transport(Protocol):
         rank: This rank, 0 to size - 1.
         size: Number of ranks.
         timeout: Seconds that a wait lasts at most.
+        threaded: Whether there is a wire that threads of a machine can wait for while it computes.
     """
 
     rank: int
     size: int
     timeout: float
+    threaded: bool
 
     @property
     def bytes_sent(self) -> int:
@@ -75,6 +77,9 @@ class Transport(Protocol):
 
     def barrier(self, label: str) -> None:
         """Return when every rank has called it."""
+
+    def next_number(self) -> int:
+        """0, 1, …: names something that every rank makes in the same order, so that labels of two of them differ."""
 
     def abort(self, reason: str) -> None:
         """Tell the others that this rank has failed: their waits raise a CommError with its name and the reason."""

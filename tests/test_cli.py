@@ -120,7 +120,7 @@ def test_explain_shows_the_exchanges(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.main(["explain", str(script), "--parts", "3", "--bits", "1", "--program"]) == 0
     shown = capsys.readouterr().out
     assert "1-bit stochastic shift" in shown
-    assert "sylvie.halo_exchange(linear" in shown
+    assert "sylvie.halo_start(linear" in shown
 
 
 def test_notes_of_an_error_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def assert_exact(model: nn.Module, *data: Any, **arguments: Any) -> None:
     report = sylvie_fx.verify(model.to(F64), *data, parts=3, partition="random", timeout=60, **arguments)
     assert report.refused is None, report.refused
     assert report.exact, str(report)
-    assert "halo_exchange" in report.program
+    assert "sylvie.halo_" in report.program
 
 
 def aggregate(h: Tensor, src: Tensor, dst: Tensor) -> Tensor:

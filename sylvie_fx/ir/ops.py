@@ -218,6 +218,12 @@ for _schema in (
     "halo_exchange(Tensor x, int slot, int dim=0, int site=-1) -> Tensor",
     "halo_reduce(Tensor x, int slot, int dim=0, int site=-1) -> Tensor",
     "relayout(Tensor x, int slot, int dim=0, int site=-1) -> Tensor",
+    "halo_start(Tensor x, int slot, int site) -> (Tensor own, Tensor ticket)",
+    "halo_wait(Tensor ticket, int slot, int site) -> Tensor",
+    "spmm_inner(Tensor own, Tensor src, Tensor dst, Tensor? weight, SymInt rows, str reduce, int slot) -> Tensor",
+    "spmm_halo(Tensor partial, Tensor halo, Tensor src, Tensor dst, Tensor? weight, str reduce, int slot) -> Tensor",
+    "sync_start(Tensor[] parameters, int[] positions) -> Tensor[]",
+    "sync_finish(Tensor[] parameters) -> Tensor[]",
     "all_reduce(Tensor x, str op) -> Tensor",
     "replicated_output(Tensor x) -> Tensor",
     "sync_gradients(Tensor[] parameters) -> Tensor[]",
@@ -236,9 +242,30 @@ update_running = torch.ops.sylvie.update_running.default
 halo_exchange = torch.ops.sylvie.halo_exchange.default
 halo_reduce = torch.ops.sylvie.halo_reduce.default
 relayout = torch.ops.sylvie.relayout.default
+halo_start = torch.ops.sylvie.halo_start.default
+halo_wait = torch.ops.sylvie.halo_wait.default
+spmm_inner = torch.ops.sylvie.spmm_inner.default
+spmm_halo = torch.ops.sylvie.spmm_halo.default
+sync_start = torch.ops.sylvie.sync_start.default
+sync_finish = torch.ops.sylvie.sync_finish.default
 all_reduce = torch.ops.sylvie.all_reduce.default
 replicated_output = torch.ops.sylvie.replicated_output.default
 sync_gradients = torch.ops.sylvie.sync_gradients.default
 
-CROSSING = frozenset({halo_exchange, halo_reduce, relayout, all_reduce, replicated_output, sync_gradients})
+CROSSING = frozenset({
+    halo_exchange, halo_reduce, relayout, halo_start, halo_wait, spmm_inner, spmm_halo,
+    all_reduce, replicated_output, sync_gradients, sync_start, sync_finish,
+})  # fmt: skip
 """Operators that only a machine can run."""
+
+EXCHANGES = frozenset({halo_exchange, halo_reduce, relayout, halo_start})
+"""Operators that send rows. Their first arguments are the rows and the slot."""
+
+
+def exchange_site(node: Any) -> int | None:
+    """The site of a node that sends rows; None where quantize has not numbered it, or the node sends none."""
+    if node.target is halo_start:
+        return int(node.args[2])
+    if node.target in EXCHANGES and len(node.args) > 3:
+        return int(node.args[3])
+    return None

@@ -49,7 +49,9 @@ class ExchangeRow:
 def exchange_rows(program: Program, bound: Any, options: Options) -> list[ExchangeRow]:
     """The exchanges of a program in order; those that move no row on this graph are left out once it is bound."""
     rows = []
-    kinds = {ops.halo_exchange: "halo", ops.halo_reduce: "reduce", ops.relayout: "relayout"}
+    kinds = {
+        ops.halo_exchange: "halo", ops.halo_start: "halo", ops.halo_reduce: "reduce", ops.relayout: "relayout"
+    }  # fmt: skip
     for node in program.graph.nodes:
         kind = kinds.get(node.target)
         if kind is None:
@@ -59,14 +61,15 @@ def exchange_rows(program: Program, bound: Any, options: Options) -> list[Exchan
             continue
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        value = node.meta["val"]
+        value = source.meta["val"]
         columns = math.prod(int(s) for s in shape(source) if not s.free_symbols)
         sent = sum(len(s) for s in plan.send_rows) if plan is not None else None
         back = plan.halo if plan is not None else None
         if kind == "reduce":
             sent, back = back, sent
         backward = program.mode == "train" and _needs_gradient(source)
-        coding = program.codings.get(int(node.args[3]), ExchangeCoding()) if len(node.args) > 3 else ExchangeCoding()
+        site = ops.exchange_site(node)
+        coding = ExchangeCoding() if site is None else program.codings.get(site, ExchangeCoding())
         total = None
         if sent is not None and back is not None:
             there = sent * coding.forward.row_bytes(columns, value.element_size())
@@ -92,7 +95,7 @@ def _needs_gradient(node: fx.Node) -> bool:
         if current in seen:
             continue
         seen.add(current)
-        if current.target is ops.sync_gradients:
+        if current.target in (ops.sync_gradients, ops.sync_finish):
             return True
         stack += current.all_input_nodes
     return False
@@ -138,6 +141,7 @@ def explain(program: Program, bound: Any, options: Options) -> str:
 
 _AGGREGATIONS: dict[Any, str] = {
     ops.spmm: "sum or extreme of neighbours",
+    ops.spmm_halo: "sum or extreme of neighbours, inner edges first",
     ops.attention: "attention",
     ops.segment_softmax: "softmax of edges",
     ops.sddmm: "products of the ends of edges",

@@ -11,7 +11,9 @@ from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.place_halos import PlaceHalos
 from sylvie_fx.report.explain import exchange_rows
 
-UNFUSED = sylvie_fx.default_passes().without("fuse-aggregation", "quantize")
+UNFUSED = sylvie_fx.default_passes().without(
+    "fuse-aggregation", "quantize", "split-exchanges", "schedule", "bucket-gradients"
+)
 
 
 def crossing(net: sylvie_fx.DistributedModule) -> list[str]:

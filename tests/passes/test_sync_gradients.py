@@ -9,6 +9,8 @@ import sylvie_fx
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.sync_gradients import SyncGradients
 
+ONE_BUCKET = sylvie_fx.default_passes().without("bucket-gradients")
+
 
 class LossInside(nn.Module):
     """Returns rows and a loss with a term of the parameters alone."""
@@ -23,25 +25,25 @@ class LossInside(nn.Module):
 
 
 def test_parameters_are_read_through_one_synchronisation() -> None:
-    found = lines(compiled(Sum(12, 4), *graph()), "sync_gradients", "synced")
+    found = lines(compiled(Sum(12, 4), *graph(), passes=ONE_BUCKET), "sync_gradients", "synced")
     assert found[0] == "sync_gradients_default = sylvie.sync_gradients([model_linear_weight, model_linear_bias])"
     assert len([f for f in found if "sync_gradients(" in f]) == 1
 
 
 def test_replicated_results_are_marked() -> None:
     assert len(lines(compiled(LossInside(), *graph()), "replicated_output")) == 1
-    assert lines(compiled(Sum(12, 4), *graph()), "replicated_output") == []
+    assert lines(compiled(Sum(12, 4), *graph(), passes=ONE_BUCKET), "replicated_output") == []
 
 
 def test_frozen_parameters_are_left_alone() -> None:
     model = Sum(12, 4)
     model.linear.weight.requires_grad_(False)
-    found = lines(compiled(model, *graph()), "sync_gradients(")
+    found = lines(compiled(model, *graph(), passes=ONE_BUCKET), "sync_gradients(")
     assert found == ["sync_gradients_default = sylvie.sync_gradients([model_linear_bias])"]
 
 
 def test_a_second_run_changes_nothing() -> None:
-    program = compiled(LossInside(), *graph()).program("train")
+    program = compiled(LossInside(), *graph(), passes=ONE_BUCKET).program("train")
     before = str(program)
     assert str(SyncGradients().run(program, PassContext())) == before
 
@@ -67,8 +69,8 @@ def test_one_all_reduce_for_all_gradients() -> None:
         plain = transport.all_reduce
         transport.all_reduce = lambda t, label, op="sum": labels.append(label) or plain(t, label, op)
         own = copy.deepcopy(model)
-        net = sylvie_fx.DistributedModule(own, sylvie_fx.Options(), sylvie_fx.default_passes(), transport, cache)
+        net = sylvie_fx.DistributedModule(own, sylvie_fx.Options(), ONE_BUCKET, transport, cache)
         net(*net.shard(x, edges)).sum().backward()
         return [label for label in labels if "parameters" in label]
 
-    assert run_ranks(2, rank, 60.0) == [["parameters step 0 gradients"]] * 2
+    assert run_ranks(2, rank, 60.0) == [["program 0 parameters gradients"]] * 2

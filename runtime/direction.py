@@ -1,0 +1,96 @@
+"""One direction of an exchange over the steps: rows leave at the start, and arrive, perhaps steps later, at the wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from torch import Tensor
+
+from sylvie_fx.runtime.carrier import Carrier
+from sylvie_fx.runtime.exchange import Link
+from sylvie_fx.runtime.lanes import Courier, Handle
+
+
+class Direction:
+    """One direction of one exchange over the steps: what is in flight, and the newest rows that have landed.
+
+    Transfers are numbered from 0. Whoever collects transfer ``n`` with age ``a`` gets the rows of transfer ``n - a`` or,
+    where ``a`` is larger than what has ever started, of the first one. Which rows these are depends on no timing.
+
+    Args:
+        carrier: How rows travel.
+        link: The exchange.
+        label: Names it in errors.
+        courier: Where the work runs.
+        seed: Of the rounding.
+        bound: The age that is never exceeded.
+    """
+
+    def __init__(self, carrier: Carrier, link: Link, label: str, courier: Courier, seed: int, bound: int) -> None:
+        self.carrier, self.label, self.bound = carrier, label, bound
+        self._link, self._courier, self._seed = link, courier, seed
+        self._flights: deque[tuple[int, float | None, Handle[Any], Handle[Tensor] | None]] = deque()
+        self._started = 0
+        self.landed = -1
+        self.rows: Tensor | None = None
+
+    def start(self, values: Tensor, smooth: float | None) -> int:
+        """Send rows.
+
+        Args:
+            values: ``[rows, columns]``; not written to until they have left.
+            smooth: Weight of the past in the running average of what arrives; None for no average.
+
+        Returns:
+            The number of the transfer.
+        """
+        number = self._started
+        self._started += 1
+        what = f"{self.label} transfer {number}"
+        sent = self._courier.send(lambda: self.carrier.start(values, self._link, self.label, number, self._seed), what)
+        landing = None
+        if self._courier.threaded:
+            landing = self._courier.receive(
+                lambda: self.carrier.finish(sent.result(), None, add=False, smooth=smooth), what
+            )
+        self._flights.append((number, smooth, sent, landing))
+        return number
+
+    def collect(self, number: int, age: int) -> Tensor:
+        """The rows ``[arriving, columns]`` for a transfer; nobody writes to them afterwards.
+
+        Raises:
+            CommError: They did not come.
+        """
+        self._land(number - min(age, self.bound))
+        assert self.rows is not None
+        return self.rows
+
+    def collect_into(self, number: int, age: int, out: Tensor, places: Tensor) -> None:
+        """Add the rows for a transfer to rows ``places`` of ``out``."""
+        if self.bound == 0 and not self._courier.threaded:
+            _, _, sent, _ = self._flights.popleft()
+            self.carrier.finish(sent.result(), out, add=True, smooth=None)
+            self.landed = number
+            return
+        out.index_add_(0, places, self.collect(number, age).to(out.dtype))
+
+    def _land(self, newest: int) -> None:
+        """Take what has arrived, in order, up to a transfer; the first one where nothing has landed yet."""
+        while self._flights and (self.landed < 0 or self._flights[0][0] <= newest):
+            number, smooth, sent, landing = self._flights.popleft()
+            if landing is None:
+                self.rows = self.carrier.finish(sent.result(), None, add=False, smooth=smooth)
+            else:
+                self.rows = landing.result()
+            self.landed = number
+
+    def settle(self) -> None:
+        """Return when every transfer that was started has left."""
+        for _, _, sent, _ in self._flights:
+            sent.result()
+
+    def drain(self) -> None:
+        """Take everything that is in flight, so that no peer's message is left behind."""
+        self._land(self._started)

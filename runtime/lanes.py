@@ -1,0 +1,160 @@
+"""Where the work of communication runs: lanes of one thread each beside the main thread, or the main thread itself."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from sylvie_fx.ir.errors import CommError, SylvieError
+
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class Handle(Protocol[_T_co]):
+    """The result of a job, now or later."""
+
+    def result(self) -> _T_co:
+        """Wait for it.
+
+        Raises:
+            CommError: The job failed, or did not end in time; the text names the exchange and its step.
+        """
+
+    def done(self) -> bool:
+        """Whether ``result`` would return at once."""
+
+
+class Lane:
+    """One thread that runs jobs in the order in which they are given. The thread starts with the first job.
+
+    Daemon threads, not an executor's: at the end of the process nobody waits for a peer that is gone.
+
+    Args:
+        name: Of the thread.
+        timeout: Seconds that a result is waited for.
+    """
+
+    def __init__(self, name: str, timeout: float) -> None:
+        self._name, self._timeout = name, timeout
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], str] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Callable[[], _T], what: str) -> Handle[_T]:
+        """Run a job behind those that were given before.
+
+        Args:
+            job: What to run.
+            what: Names the exchange and step in errors.
+        """
+        if self._thread is None:
+            threads = torch.get_num_threads()
+            self._thread = threading.Thread(target=self._work, args=(threads,), name=self._name, daemon=True)
+            self._thread.start()
+        future: Future[_T] = Future()
+        self._jobs.put((job, future, what))
+        return _Awaited(future, self._timeout, what)
+
+    def close(self) -> None:
+        """Let the thread end after the jobs that it has; a second call does nothing."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread = None
+
+    def _work(self, threads: int) -> None:
+        torch.set_num_threads(threads)  # a new thread would use every core
+        while (entry := self._jobs.get()) is not None:
+            job, future, what = entry
+            try:
+                future.set_result(job())
+            except SylvieError as error:  # a thread's boundary: raised by result()
+                future.set_exception(error)
+            except BaseException as error:
+                text = f"{what} failed in the thread {self._name!r}: {type(error).__name__}: {error}"
+                wrapped = CommError(text)
+                wrapped.__cause__ = error
+                future.set_exception(wrapped)
+            del job, future, entry  # an idle thread keeps no tensor alive
+
+
+class _Awaited(Generic[_T]):
+    def __init__(self, future: Future[_T], timeout: float, what: str) -> None:
+        self._future, self._timeout, self._what = future, timeout, what
+
+    def result(self) -> _T:
+        """See Handle.result."""
+        try:
+            # The transport gives up first, and knows who is to blame.
+            return self._future.result(self._timeout + 5.0)
+        except FutureTimeout as error:
+            raise CommError(
+                f"{self._what} has not ended after {self._timeout + 5.0:g} s", why="its thread is blocked"
+            ) from error
+
+    def done(self) -> bool:
+        """See Handle.done."""
+        return self._future.done()
+
+
+class Here(Generic[_T]):
+    """A job that the thread which wants the result runs itself, when it does."""
+
+    def __init__(self, job: Callable[[], _T]) -> None:
+        self._job: Callable[[], _T] | None = job
+        self._result: _T
+
+    def result(self) -> _T:
+        """See Handle.result."""
+        if self._job is not None:
+            self._result = self._job()
+            self._job = None
+        return self._result
+
+    def done(self) -> bool:
+        """See Handle.done."""
+        return self._job is None
+
+
+class Courier:
+    """The lanes of one machine: what leaves, what arrives, and the sums of gradients, each in its own order.
+
+    Args:
+        name: Of the machine.
+        timeout: Seconds that a result is waited for.
+        threaded: Whether the lanes are threads; else sending and summing happen at once, and arrivals are handled by who
+            wants them. That is right where there is no wire to hide behind, and on a GPU, whose streams are the lanes.
+    """
+
+    def __init__(self, name: str, timeout: float, *, threaded: bool) -> None:
+        self.threaded = threaded
+        self._lanes = {kind: Lane(f"{name} {kind}", timeout) for kind in ("send", "receive", "sum")} if threaded else {}
+
+    def send(self, job: Callable[[], _T], what: str) -> Handle[_T]:
+        """Encode and post."""
+        return self._run("send", job, what)
+
+    def receive(self, job: Callable[[], _T], what: str) -> Handle[_T]:
+        """Wait for an arrival and decode it."""
+        return self._lanes["receive"].submit(job, what) if self.threaded else Here(job)
+
+    def sum(self, job: Callable[[], _T], what: str) -> Handle[_T]:
+        """Sum over ranks."""
+        return self._run("sum", job, what)
+
+    def _run(self, kind: str, job: Callable[[], _T], what: str) -> Handle[_T]:
+        if self.threaded:
+            return self._lanes[kind].submit(job, what)
+        handle = Here(job)
+        handle.result()
+        return handle
+
+    def close(self) -> None:
+        """Let the threads end; a second call does nothing."""
+        for lane in self._lanes.values():
+            lane.close()
