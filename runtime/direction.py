@@ -65,6 +65,8 @@ class Direction:
         """
         self._land(number - min(age, self.bound))
         assert self.rows is not None
+        assert 0 <= number - self.landed <= self.bound, "no row is older than the bound"
+        self._courier.counters.used(number - self.landed)
         return self.rows
 
     def collect_into(self, number: int, age: int, out: Tensor, places: Tensor) -> None:
@@ -73,6 +75,7 @@ class Direction:
             _, _, sent, _ = self._flights.popleft()
             self.carrier.finish(sent.result(), out, add=True, smooth=None)
             self.landed = number
+            self._courier.counters.used(0)
             return
         out.index_add_(0, places, self.collect(number, age).to(out.dtype))
 

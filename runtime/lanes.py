@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -12,6 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from sylvie_fx.ir.errors import CommError, SylvieError
+from sylvie_fx.runtime.counters import Counters
+from sylvie_fx.runtime.timeline import Recorder
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -39,10 +42,15 @@ class Lane:
     Args:
         name: Of the thread.
         timeout: Seconds that a result is waited for.
+        counters: Take the time for which results are waited for.
+        recorder: Takes the same as events.
     """
 
-    def __init__(self, name: str, timeout: float) -> None:
+    def __init__(
+        self, name: str, timeout: float, counters: Counters | None = None, recorder: Recorder | None = None
+    ) -> None:
         self._name, self._timeout = name, timeout
+        self._counters, self._recorder = counters or Counters(), recorder or Recorder()
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], str] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -59,7 +67,7 @@ class Lane:
             self._thread.start()
         future: Future[_T] = Future()
         self._jobs.put((job, future, what))
-        return _Awaited(future, self._timeout, what)
+        return _Awaited(future, self._timeout, what, self._counters, self._recorder)
 
     def close(self) -> None:
         """Let the thread end after the jobs that it has; a second call does nothing."""
@@ -69,6 +77,10 @@ class Lane:
 
     def _work(self, threads: int) -> None:
         torch.set_num_threads(threads)  # a new thread would use every core
+        with self._counters.background():
+            self._run_jobs()
+
+    def _run_jobs(self) -> None:
         while (entry := self._jobs.get()) is not None:
             job, future, what = entry
             try:
@@ -84,11 +96,15 @@ class Lane:
 
 
 class _Awaited(Generic[_T]):
-    def __init__(self, future: Future[_T], timeout: float, what: str) -> None:
+    def __init__(self, future: Future[_T], timeout: float, what: str, counters: Counters, recorder: Recorder) -> None:
         self._future, self._timeout, self._what = future, timeout, what
+        self._counters, self._recorder = counters, recorder
 
     def result(self) -> _T:
         """See Handle.result."""
+        if self._future.done():
+            return self._future.result()
+        start = time.perf_counter()
         try:
             # The transport gives up first, and knows who is to blame.
             return self._future.result(self._timeout + 5.0)
@@ -96,6 +112,11 @@ class _Awaited(Generic[_T]):
             raise CommError(
                 f"{self._what} has not ended after {self._timeout + 5.0:g} s", why="its thread is blocked"
             ) from error
+        finally:
+            end = time.perf_counter()
+            self._counters.waited(end - start)
+            if self._recorder.on and not self._counters.in_background:
+                self._recorder.add("wait", self._what, start, end)
 
     def done(self) -> bool:
         """See Handle.done."""
@@ -129,11 +150,23 @@ class Courier:
         timeout: Seconds that a result is waited for.
         threaded: Whether the lanes are threads; else sending and summing happen at once, and arrivals are handled by who
             wants them. That is right where there is no wire to hide behind, and on a GPU, whose streams are the lanes.
+        counters: Take the time for which the main thread waits.
+        recorder: Takes the same as events.
     """
 
-    def __init__(self, name: str, timeout: float, *, threaded: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        timeout: float,
+        *,
+        threaded: bool,
+        counters: Counters | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.threaded = threaded
-        self._lanes = {kind: Lane(f"{name} {kind}", timeout) for kind in ("send", "receive", "sum")} if threaded else {}
+        self.counters, self.recorder = counters or Counters(), recorder or Recorder()
+        kinds = ("send", "receive", "sum") if threaded else ()
+        self._lanes = {kind: Lane(f"{name} {kind}", timeout, self.counters, self.recorder) for kind in kinds}
 
     def send(self, job: Callable[[], _T], what: str) -> Handle[_T]:
         """Encode and post."""

@@ -58,7 +58,10 @@ class Machine:
             )
             for slot in program.slots
         }  # fmt: skip
-        self._courier = Courier(self._name, transport.timeout, threaded=transport.threaded and device.type == "cpu")
+        self._courier = Courier(
+            self._name, transport.timeout, threaded=transport.threaded and device.type == "cpu",
+            counters=getattr(transport, "counters", None), recorder=self.recorder,
+        )  # fmt: skip
         self._sites = self._make_sites(device)
         self._crossings = self._make_crossings(device)
         self._reduction: Reduction | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class MeteredTransport:
         self.rank, self.size, self.timeout, self.threaded = inner.rank, inner.size, inner.timeout, inner.threaded
         self.recorder = Recorder(inner.rank)
         self.marks: list[StepCounters] = []
+        self._lock, self._base = threading.Lock(), inner.bytes_sent
 
     @property
     def bytes_sent(self) -> int:
@@ -65,31 +67,33 @@ class MeteredTransport:
 
     def exchange(self, sends: Sequence[Tensor | None], receives: Sequence[Tensor | None], label: str) -> Pending:
         """See Transport.exchange."""
-        before, start = self.inner.bytes_sent, time.perf_counter()
+        start = time.perf_counter()
         pending = self.inner.exchange(sends, receives, label)
-        self.meter.exchanges += 1
-        self.meter.bytes_sent += self.inner.bytes_sent - before
+        size = sum(t.numel() * t.element_size() for peer, t in enumerate(sends) if t is not None and peer != self.rank)
+        with self._lock:  # lanes send beside the main thread
+            self.meter.exchanges += 1
+            self.meter.bytes_sent += size
         return _MeteredPending(pending, self, label, start)
 
     def all_reduce(self, tensor: Tensor, label: str, op: ReduceOp = "sum") -> Tensor:
         """See Transport.all_reduce."""
-        before, start = self.inner.bytes_sent, time.perf_counter()
+        start = time.perf_counter()
         result = self.inner.all_reduce(tensor, label, op)
-        self._reduced(label, before, start)
+        self._reduced(label, start)
         return result
 
     def all_gather_object(self, value: Any, label: str) -> list[Any]:
         """See Transport.all_gather_object."""
-        before, start = self.inner.bytes_sent, time.perf_counter()
+        start = time.perf_counter()
         result = self.inner.all_gather_object(value, label)
-        self._reduced(label, before, start)
+        self._reduced(label, start)
         return result
 
     def barrier(self, label: str) -> None:
         """See Transport.barrier."""
-        before, start = self.inner.bytes_sent, time.perf_counter()
+        start = time.perf_counter()
         self.inner.barrier(label)
-        self._reduced(label, before, start)
+        self._reduced(label, start)
 
     def next_number(self) -> int:
         """See Transport.next_number."""
@@ -105,7 +109,9 @@ class MeteredTransport:
 
     def reset(self) -> None:
         """Count from zero."""
-        self.meter.reset()
+        with self._lock:
+            self.meter.reset()
+            self._base = self.inner.bytes_sent
         self.counters.reset()
 
     def mark(self, step: int) -> None:
@@ -118,8 +124,9 @@ class MeteredTransport:
             )
         )  # fmt: skip
 
-    def _reduced(self, label: str, bytes_before: int, start: float) -> None:
-        self.meter.bytes_reduced += self.inner.bytes_sent - bytes_before
+    def _reduced(self, label: str, start: float) -> None:
+        with self._lock:  # whatever was sent and is no exchange; what other threads send meanwhile must not count twice
+            self.meter.bytes_reduced = self.inner.bytes_sent - self._base - self.meter.bytes_sent
         self._waited(label, start, start)
 
     def _waited(self, label: str, sent: float, start: float) -> None:

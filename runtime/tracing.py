@@ -17,7 +17,7 @@ from sylvie_fx.ir.timeline import BACKWARD, FORWARD
 from sylvie_fx.runtime.timeline import Recorder
 
 #: Operators whose time is communication: what they wait for and code is recorded where it happens.
-_CROSSING = ops.CROSSING - {ops.replicated_output}
+_CROSSING = ops.CROSSING - {ops.replicated_output, ops.spmm_inner, ops.spmm_halo}
 
 
 def traced(
