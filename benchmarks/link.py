@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=4, help="blocks of each variant")
     parser.add_argument("--epochs", type=int, default=5, help="epochs of a block, of which the first is not counted")
+    parser.add_argument("--timelines", type=Path, help="record three epochs of each variant in this folder")
     parser.add_argument("--time-to-accuracy", action="store_true")
     parser.add_argument("--data", nargs="+", default=["cora", "amazon_photo", "coauthor_cs", "wordnet"])
     parser.add_argument("--models", nargs="+", default=["GCN"], choices=["GCN", "SAGE", "GAT", "GIN"])
@@ -147,6 +148,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write every measurement to a file")
     options = parser.parse_args()
     records: list[dict[str, Any]] = []
+    if options.timelines:
+        options.timelines.mkdir(parents=True, exist_ok=True)
     try:
         if options.time_to_accuracy:
             time_to_accuracy(options, records)
@@ -154,6 +157,7 @@ def main() -> None:
             for rate in options.rates:
                 sizes = ("model", "nodes", "edges", "features", "hidden", "layers", "classes", "rounds", "epochs")
                 config = {"task": "measure", **{name: getattr(options, name) for name in sizes}}
+                config["timelines"] = f"{options.timelines.resolve()}/{rate}-" if options.timelines else ""
                 records.append({"rate": rate, **run(options, rate, config)})
                 Console(width=None if sys.stdout.isatty() else 160).print(epochs_table(options, rate, records[-1]))
     except NoNetwork as error:

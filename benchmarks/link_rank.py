@@ -241,6 +241,8 @@ def measure(config: dict[str, Any], transport: Transport) -> dict[str, Any]:
             if trainer is not None:
                 _block(trainer, outcomes[name], config["epochs"] if number else 2, counted=number > 0)
     gathered = transport.all_gather_object({n: asdict(o) for n, o in outcomes.items()}, "outcomes")
+    if config["timelines"]:
+        _record(trainers, config["timelines"])
     halo = _halo_rows(trainers)
     return {
         "variants": _merge(gathered),
@@ -286,6 +288,22 @@ def _merge(gathered: list[dict[str, Any]]) -> dict[str, Any]:
             "wait_s": sum(r["wait_s"] for r in ranks) / max(len(ranks), 1),
         }
     return merged
+
+
+def _record(trainers: dict[str, Trainer], prefix: str) -> None:
+    """Three epochs of each variant as a trace, and as a figure where matplotlib is installed."""
+    for name, trainer in trainers.items():
+        if isinstance(trainer.model, sylvie_fx.DistributedModule) and trainer.quiet is None:
+            trainer.epoch()
+            with trainer.model.profile() as profile:
+                for _ in range(3):
+                    trainer.epoch()
+            path = f"{prefix}{name.replace(' ', '-')}"
+            profile.save(f"{path}.json")
+            try:
+                profile.figure(f"{path}.png")
+            except sylvie_fx.SylvieError as error:
+                print(error, file=sys.stderr)
 
 
 def _halo_rows(trainers: dict[str, Trainer]) -> int:
