@@ -26,7 +26,8 @@ class SplitExchanges(Pass):
     over *halo* edges. Whatever else reads the rows reads own and halo rows joined.
 
     Requires: quantize.
-    Ensures: the same values to the last bit. The own rows go through ``halo_start``, so that its backward adds what
+    Ensures: every exchange that is split has the pace that the options give it, synchronous ones the same values to the
+    last bit. The own rows go through ``halo_start``, so that its backward adds what
     arrives to the gradient of the inner edges.
 
     Before::
@@ -49,6 +50,9 @@ class SplitExchanges(Pass):
         """Split the exchanges of whole rows; partial sums and moved rows stay as they are."""
         for node in list(program.graph.nodes):
             if node.target is ops.halo_exchange and _repeats(program, node):
+                site = ops.exchange_site(node)
+                assert site is not None
+                program.paces[site] = context.options.pace(program.mode, meta(node).module)
                 _split(node)
         return program
 

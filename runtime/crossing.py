@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sylvie_fx.ir.coding import EXACT, ExchangeCoding
+from sylvie_fx.ir.pace import Pace
 from sylvie_fx.runtime.carrier import Carrier, ExactCarrier
 from sylvie_fx.runtime.channel import Channel
 from sylvie_fx.runtime.direction import Direction
@@ -62,7 +63,8 @@ class Crossing:
         label: str,
         courier: Courier,
         seed: int,
-        bound: tuple[int, int],
+        pace: Pace,
+        line: bool = False,
     ) -> Crossing:
         """The crossing of a link.
 
@@ -73,7 +75,8 @@ class Crossing:
             label: Names the exchange in errors.
             courier: Where the work runs.
             seed: Of the site.
-            bound: The ages, forward and backward, that are never exceeded.
+            pace: The ages that are never exceeded.
+            line: Whether old rows are extrapolated.
         """
         plan, device = link.plan, own_ids.device
         rows = torch.cat(link.send_rows)
@@ -87,8 +90,8 @@ class Crossing:
             back = Channel(coding.backward, None, plan.halo_ids.to(device), plan.receive_counts, sent, rows)
         return Crossing(
             link,
-            Direction(out, link, f"{label} forward", courier, seed, bound[0]),
-            Direction(back, link, f"{label} backward", courier, seed + 1, bound[1]),
+            Direction(out, link, f"{label} forward", courier, seed, pace.forward, line),
+            Direction(back, link, f"{label} backward", courier, seed + 1, pace.backward, line),
             rows,
         )
 

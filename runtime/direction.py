@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sylvie_fx.runtime.carrier import Carrier
@@ -25,13 +26,18 @@ class Direction:
         courier: Where the work runs.
         seed: Of the rounding.
         bound: The age that is never exceeded.
+        line: Whether old rows are extrapolated along the line through the last two arrivals.
     """
 
-    def __init__(self, carrier: Carrier, link: Link, label: str, courier: Courier, seed: int, bound: int) -> None:
+    def __init__(
+        self, carrier: Carrier, link: Link, label: str, courier: Courier, seed: int, bound: int, line: bool = False
+    ) -> None:
         self.carrier, self.label, self.bound = carrier, label, bound
         self._link, self._courier, self._seed = link, courier, seed
         self._flights: deque[tuple[int, float | None, Handle[Any], Handle[Tensor] | None]] = deque()
         self._started = 0
+        self._line = line
+        self._slope: Tensor | None = None
         self.landed = -1
         self.rows: Tensor | None = None
 
@@ -66,7 +72,10 @@ class Direction:
         self._land(number - min(age, self.bound))
         assert self.rows is not None
         assert 0 <= number - self.landed <= self.bound, "no row is older than the bound"
-        self._courier.counters.used(number - self.landed)
+        old = number - self.landed
+        self._courier.counters.used(old)
+        if old and self._slope is not None:
+            return torch.add(self.rows, self._slope, alpha=old)
         return self.rows
 
     def collect_into(self, number: int, age: int, out: Tensor, places: Tensor) -> None:
@@ -84,10 +93,12 @@ class Direction:
         while self._flights and (self.landed < 0 or self._flights[0][0] <= newest):
             number, smooth, sent, landing = self._flights.popleft()
             if landing is None:
-                self.rows = self.carrier.finish(sent.result(), None, add=False, smooth=smooth)
+                rows = self.carrier.finish(sent.result(), None, add=False, smooth=smooth)
             else:
-                self.rows = landing.result()
-            self.landed = number
+                rows = landing.result()
+            if self._line and self.rows is not None:
+                self._slope = rows - self.rows
+            self.rows, self.landed = rows, number
 
     def settle(self) -> None:
         """Return when every transfer that was started has left."""

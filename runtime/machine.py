@@ -13,6 +13,7 @@ from sylvie_fx.ir.coding import EXACT
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
 from sylvie_fx.runtime.adaptive import WidthController
+from sylvie_fx.runtime.adaptor import Adaptor
 from sylvie_fx.runtime.aggregation import Aggregations
 from sylvie_fx.runtime.bind import Bound
 from sylvie_fx.runtime.channel import Channel
@@ -63,9 +64,10 @@ class Machine:
             counters=getattr(transport, "counters", None), recorder=self.recorder,
         )  # fmt: skip
         self._sites = self._make_sites(device)
-        self._crossings = self._make_crossings(device)
+        self._crossings = self._make_crossings(device, options)
         self._reduction: Reduction | None = None
         self._widths = self._controller(options)
+        self._adaptor = Adaptor(self._crossings, program.paces, options)
         self._once: dict[int, Tensor] = {}
         self._dynamic = [item.name for item in program.inputs if not item.static]
         self._kept: tuple[tuple[Any, ...], list[Tensor]] | None = None
@@ -122,7 +124,7 @@ class Machine:
             )
         return sites
 
-    def _make_crossings(self, device: torch.device) -> dict[int, Crossing]:
+    def _make_crossings(self, device: torch.device, options: Options) -> dict[int, Crossing]:
         """The exchanges in two halves that move rows on this graph."""
         crossings = {}
         for node in self.program.graph.nodes:
@@ -132,7 +134,7 @@ class Machine:
             own_ids = self.bound.layouts[self.program.slots[slot].source].rows(self.bound.rank).to(device)
             crossings[site] = Crossing.make(
                 self.links[slot], own_ids, self.program.codings[site], f"{self._name} exchange {slot} site {site}",
-                self._courier, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF, (0, 0),
+                self._courier, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF, self.program.paces[site], line=options.stale == "line",
             )  # fmt: skip
         return crossings
 
@@ -177,6 +179,7 @@ class Machine:
                 crossing.out.settle()
                 crossing.back.settle()
             self._widths.begin(step)
+        self._adaptor.begin(step)
         values: dict[fx.Node, Any] = {}
         for node in self._nodes:
             if node.op == "placeholder":

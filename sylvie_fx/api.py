@@ -85,7 +85,7 @@ def _environment() -> dict[str, Any]:
 
 _VARIABLES: dict[str, Callable[[str], Any]] = {
     "bits": lambda text: text if text == "auto" else int(text),
-    "staleness": int,
+    "staleness": lambda text: text if text == "auto" else int(text),
     "timeout": float,
 }
 

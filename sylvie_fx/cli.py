@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     _launch_options(run)
     run.add_argument("--timeout", type=float, help="seconds that a rank waits for another (SYLVIE_FX_TIMEOUT)")
     run.add_argument("--bits", type=int, help="bits a value on the wire (SYLVIE_FX_BITS)")
-    run.add_argument("--staleness", help="steps that a halo may be old (SYLVIE_FX_STALENESS)")
+    run.add_argument("--staleness", help="steps that a halo row may be old, or auto (SYLVIE_FX_STALENESS)")
     run.add_argument("script", type=Path)
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own command line")
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from sylvie_fx.ir.coding import EXACT, Coding, ExchangeCoding
 from sylvie_fx.ir.errors import OptionError
+from sylvie_fx.ir.pace import SYNCHRONOUS, Pace
 
 BITS = (1, 2, 4, 8, 16, 32)
+STALE = ("average", "last", "line")
 VARIANTS = ("plain", "shift", "difference", "feedback")
 
 
@@ -33,7 +35,17 @@ class Options:
             ``feedback`` of the last error (Seide et al., 2014). Compared in docs/design.md.
         gradients: What is coded backward: ``plain`` or ``shift``, both unbiased.
         eval_bits: As ``bits``, for programs captured in eval mode.
-        staleness: How many steps old a halo row may be; 0 is synchronous.
+        staleness: How many training steps old a halo row, or the gradient that comes back for one, may be: a bound that
+            nothing exceeds. 0 is synchronous. One number, or ``{"forward": 0, "backward": 1}`` (stale gradients alone), or
+            either of them by module path (chosen layers), as for ``bits``. Or ``"auto"``, Sylvie's Bounded Staleness
+            Adaptor: ages of 0 or 1 for each exchange, chosen from measured drift and waiting time.
+        stale: What stands in for rows that have not arrived: the running ``average`` of what has arrived, which damps the
+            oscillation of a delayed loop (PipeGCN, Wan et al., 2022); the ``last`` arrival, as in Sylvie-A; or ``line``,
+            the linear extrapolation of the last two.
+        smoothing: For ``stale="average"``: the weight of the past, from 0 to below 1. Studied in docs/staleness.md.
+        warm_up: Synchronous steps at the beginning.
+        refresh_every: A synchronous step comes each time that so many steps have gone by (Sylvie's Bounded Staleness
+            Adaptor with a fixed period); 0 for never.
         seed: Seed of dropout masks and of stochastic rounding; the same on every rank.
         timeout: Seconds that a rank waits for a peer before it raises CommError.
 
@@ -48,14 +60,19 @@ class Options:
     variant: str = "shift"
     gradients: str = "shift"
     eval_bits: Any = 32
-    staleness: int = 0
+    staleness: Any = 0
+    stale: str = "average"
+    smoothing: float = 0.9
+    warm_up: int = 1
+    refresh_every: int = 0
     seed: int = 0
     timeout: float = 300.0
     _rules: Mapping[str, tuple[tuple[str, int, int], ...]] = field(default_factory=dict, repr=False, compare=False)
+    _bounds: tuple[tuple[str, int, int], ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         rules = {
-            mode: tuple(_rules(name, value))
+            mode: tuple(_rules(name, value, _check_bits, 32))
             for mode, name, value in (("train", "bits", self.bits), ("eval", "eval_bits", self.eval_bits))
         }
         object.__setattr__(self, "_rules", MappingProxyType(rules))
@@ -72,11 +89,15 @@ class Options:
             raise OptionError(f"variant={self.variant!r}", remedy=f"choose one of {', '.join(VARIANTS)}")
         if self.gradients not in ("plain", "shift"):
             raise OptionError(f"gradients={self.gradients!r}", remedy="choose plain or shift")
-        if isinstance(self.staleness, bool) or not isinstance(self.staleness, int) or self.staleness != 0:
-            raise OptionError(
-                f"staleness={self.staleness!r}",
-                remedy="0 is the only staleness of this version: exchanges are synchronous",
-            )
+        object.__setattr__(self, "_bounds", tuple(_rules("staleness", self.staleness, _check_staleness, 0)))
+        if self.stale not in STALE:
+            raise OptionError(f"stale={self.stale!r}", remedy=f"choose one of {', '.join(STALE)}")
+        if not 0.0 <= self.smoothing < 1.0:
+            raise OptionError(f"smoothing={self.smoothing!r}", remedy="give a number from 0 to below 1")
+        for name, least in (("warm_up", 1), ("refresh_every", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise OptionError(f"{name}={value!r}", remedy=f"give a whole number of steps, {least} or more")
         if not self.timeout > 0:
             raise OptionError(f"timeout={self.timeout!r}", remedy="give a number of seconds above 0")
 
@@ -89,12 +110,21 @@ class Options:
         """
         if mode == "train" and self.bits == "auto":
             return ExchangeCoding(self._forward(8), self._backward(8), auto=True)
-        forward, backward = 32, 32
-        longest = -1
-        for path, f, b in self._rules[mode]:
-            if len(path) > longest and (not path or module == path or module.startswith(path + ".")):
-                forward, backward, longest = f, b, len(path)
+        forward, backward = _longest(self._rules[mode], module)
         return ExchangeCoding(self._forward(forward), self._backward(backward))
+
+    def pace(self, mode: str, module: str) -> Pace:
+        """How old the rows of an exchange for a module may be.
+
+        Args:
+            mode: ``train`` or ``eval``; an eval program is synchronous.
+            module: Path of the module that needs the rows.
+        """
+        if mode != "train":
+            return SYNCHRONOUS
+        if self.staleness == "auto":
+            return Pace(1, 1, auto=True)
+        return Pace(*_longest(self._bounds, module))
 
     def at_width(self, bits: int, backward: bool) -> Coding:
         """The coding of one direction at another width."""
@@ -113,21 +143,37 @@ class Options:
         return Coding(bits, rounding, self.variant)
 
 
-def _rules(name: str, value: Any) -> list[tuple[str, int, int]]:
-    if value == "auto" and name == "bits":
-        return []
+def _longest(rules: Sequence[tuple[str, int, int]], module: str) -> tuple[int, int]:
+    """The pair of the longest path that a module lies in."""
+    found = [(len(p), f, b) for p, f, b in rules if not p or module == p or module.startswith(p + ".")]
+    return max(found)[1:]
+
+
+def _rules(name: str, value: Any, check: Callable[[str, Any], None], default: int) -> list[tuple[str, int, int]]:
+    """``(path, forward, backward)`` of an option that is given for all, for directions, or by module path."""
+    if value == "auto" and name in ("bits", "staleness"):
+        return [("", default, default)]
     if not isinstance(value, Mapping):
-        return [("", *_pair(name, value))]
+        return [("", *_pair(name, value, check, default))]
     if set(value) <= {"forward", "backward"}:
-        return [("", *_pair(name, value))]
-    rules = [(str(path), *_pair(f"{name}[{path!r}]", one)) for path, one in value.items()]
-    return rules if any(not path for path, *_ in rules) else [("", 32, 32), *rules]
+        return [("", *_pair(name, value, check, default))]
+    rules = [(str(path), *_pair(f"{name}[{path!r}]", one, check, default)) for path, one in value.items()]
+    return rules if any(not path for path, *_ in rules) else [("", default, default), *rules]
 
 
-def _pair(name: str, value: Any) -> tuple[int, int]:
+def _pair(name: str, value: Any, check: Callable[[str, Any], None], default: int) -> tuple[int, int]:
     given = value if isinstance(value, Mapping) else {"forward": value, "backward": value}
-    pair = given.get("forward", 32), given.get("backward", 32)
-    for bits in pair:
-        if isinstance(bits, bool) or bits not in BITS:
-            raise OptionError(f"{name}={value!r}", remedy=f"choose from {', '.join(map(str, BITS))}")
+    pair = given.get("forward", default), given.get("backward", default)
+    for one in pair:
+        check(f"{name}={value!r}", one)
     return pair
+
+
+def _check_bits(said: str, bits: Any) -> None:
+    if isinstance(bits, bool) or bits not in BITS:
+        raise OptionError(said, remedy=f"choose from {', '.join(map(str, BITS))}")
+
+
+def _check_staleness(said: str, steps: Any) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise OptionError(said, remedy='give a whole number of steps, 0 or more, or "auto"')

@@ -28,6 +28,9 @@ def program_text(program: Program) -> str:
     if program.codings:
         lines.append("codings (forward / backward):")
         lines += [f"  site {site}: {coding}" for site, coding in program.codings.items()]
+    if any(not pace.synchronous for pace in program.paces.values()):
+        lines.append("staleness (forward / backward):")
+        lines += [f"  site {site}: {pace}" for site, pace in program.paces.items()]
     if program.slots:
         lines.append("exchanges:")
         lines += [f"  {s}" for s in program.slots]

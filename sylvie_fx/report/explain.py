@@ -14,6 +14,7 @@ from torch import fx
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.coding import ExchangeCoding
 from sylvie_fx.ir.options import Options
+from sylvie_fx.ir.pace import SYNCHRONOUS, Pace
 from sylvie_fx.ir.program import Program, meta, shape
 
 
@@ -31,6 +32,7 @@ class ExchangeRow:
         rows: Rows that this rank sends in the forward pass; None before data is bound.
         bytes: Payload bytes that this rank sends in a step, forward and backward; None before data is bound.
         coding: How the rows travel, forward and backward.
+        pace: How old they may be.
         why: Other values that could have crossed, and the bytes a row that they would cost.
     """
 
@@ -43,6 +45,7 @@ class ExchangeRow:
     rows: int | None
     bytes: int | None
     coding: ExchangeCoding
+    pace: Pace
     why: str
 
 
@@ -81,7 +84,8 @@ def exchange_rows(program: Program, bound: Any, options: Options) -> list[Exchan
         others = ", ".join(f"{name} {cost:g}" for name, cost in meta(node).considered if name != source.name)
         rows.append(
             ExchangeRow(
-                node.name, kind, source.name, meta(node).module, meta(node).where, columns, sent, total, coding, others
+                node.name, kind, source.name, meta(node).module, meta(node).where, columns, sent, total, coding,
+                SYNCHRONOUS if site is None else program.paces.get(site, SYNCHRONOUS), others,
             )
         )
     return rows
@@ -119,6 +123,7 @@ def explain(program: Program, bound: Any, options: Options) -> str:
         "rows sent",
         "bytes a step",
         "coding",
+        "staleness",
         "instead of (bytes a row)",
     ):
         table.add_column(
@@ -128,7 +133,7 @@ def explain(program: Program, bound: Any, options: Options) -> str:
     for row in rows:
         where = row.where.rpartition("/")[2]
         counts = ["-" if n is None else f"{n:,}" for n in (row.rows, row.bytes)]
-        table.add_row(row.kind, row.value, row.module, where, str(row.columns), *counts, str(row.coding), row.why)
+        table.add_row(row.kind, row.value, row.module, where, str(row.columns), *counts, str(row.coding), str(row.pace), row.why)
     total = sum(r.bytes or 0 for r in rows)
     reduces = sum(1 for n in program.graph.nodes if n.target is ops.all_reduce)
     table.caption = (f"{len(rows)} exchanges, about {total:,} bytes a step from this rank; "
