@@ -69,7 +69,8 @@ class Direction:
         Raises:
             CommError: They did not come.
         """
-        self._land(number - min(age, self.bound))
+        with self._courier.recorder.scope(staleness=min(age, self.bound, number)):
+            self._land(number - min(age, self.bound))
         assert self.rows is not None
         assert 0 <= number - self.landed <= self.bound, "no row is older than the bound"
         old = number - self.landed
@@ -82,7 +83,8 @@ class Direction:
         """Add the rows for a transfer to rows ``places`` of ``out``."""
         if self.bound == 0 and not self._courier.threaded:
             _, _, sent, _ = self._flights.popleft()
-            self.carrier.finish(sent.result(), out, add=True, smooth=None)
+            with self._courier.recorder.scope(staleness=0):
+                self.carrier.finish(sent.result(), out, add=True, smooth=None)
             self.landed = number
             self._courier.counters.used(0)
             return

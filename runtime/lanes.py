@@ -170,15 +170,16 @@ class Courier:
 
     def send(self, job: Callable[[], _T], what: str) -> Handle[_T]:
         """Encode and post."""
-        return self._run("send", job, what)
+        return self._run("send", self.recorder.carried(job), what)
 
     def receive(self, job: Callable[[], _T], what: str) -> Handle[_T]:
         """Wait for an arrival and decode it."""
+        job = self.recorder.carried(job)
         return self._lanes["receive"].submit(job, what) if self.threaded else Here(job)
 
     def sum(self, job: Callable[[], _T], what: str) -> Handle[_T]:
         """Sum over ranks."""
-        return self._run("sum", job, what)
+        return self._run("sum", self.recorder.carried(job), what)
 
     def _run(self, kind: str, job: Callable[[], _T], what: str) -> Handle[_T]:
         if self.threaded:

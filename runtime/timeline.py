@@ -6,14 +6,15 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from sylvie_fx.ir.timeline import Event, StepCounters, Timeline
 from sylvie_fx.runtime.transport import Transport
 
+_T = TypeVar("_T")
 #: Barriers by which the clocks of ranks are compared.
 _ROUNDS = 8
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
@@ -61,9 +62,24 @@ class Recorder:
             thread = threading.current_thread().name
             self._events.append(Event(kind, name, start, end, self.rank, thread, **known))
 
-    @contextlib.contextmanager
-    def scope(self, **where: Any) -> Iterator[None]:
+    def scope(self, **where: Any) -> AbstractContextManager[None]:
         """What events of this thread say, inside of the context, where they do not say it themselves."""
+        return self._scoped(where) if self.on else _NOTHING
+
+    def carried(self, job: Callable[[], _T]) -> Callable[[], _T]:
+        """The job, whose events will say what those of this thread say now, whichever thread runs it."""
+        if not self.on:
+            return job
+        scope: dict[str, Any] = getattr(self._local, "scope", {})
+
+        def run() -> _T:
+            with self.scope(**scope):
+                return job()
+
+        return run
+
+    @contextlib.contextmanager
+    def _scoped(self, where: dict[str, Any]) -> Iterator[None]:
         before = self.enter(**where)
         try:
             yield

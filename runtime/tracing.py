@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +30,8 @@ def traced(
     call: Callable[[fx.Node, tuple[Any, ...], Mapping[str, Any]], Any],
 ) -> Any:
     """Call a node and record it; its backward pass is recorded when it comes."""
+    if node.target is operator.getitem:  # no work, and nothing that a person wants to see
+        return call(node, args, kwargs)
     where: dict[str, Any] = {"step": step, "module": meta(node).module}
     if node.target in _CROSSING:
         scope = {**where, "exchange": exchange_of(node)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,10 @@ def test_every_rank_has_the_events_of_all(tmp_path: Path) -> None:
         for direction in ("forward", "backward"):
             layers = [e for e in timeline.select("compute", rank, direction) if e.module == "second" and e.step == 2]
             assert layers, f"the second layer runs {direction} on rank {rank}"
-            waits = [e.exchange for e in timeline.select("wait", rank, direction) if e.exchange is not None]
-            assert waits == [1] * STEPS, "the inputs, exchange 0, crossed in the first step"
+            waits = [
+                (e.exchange, e.staleness) for e in timeline.select("wait", rank, direction) if e.exchange is not None
+            ]
+            assert waits == [(1, 0)] * STEPS, "the inputs, exchange 0, crossed in the first step"
         steps = [s for s in timeline.steps if s.rank == rank]
         assert [s.step for s in steps] == [1, 2]
         assert sum(s.bytes_sent for s in steps) == stats[rank].bytes_sent
@@ -99,9 +102,10 @@ def test_a_wait_lies_between_what_makes_its_rows_and_what_reads_them(tmp_path: P
         assert any("spmm" in name for name in names[wait:]), "the aggregation reads what arrived"
 
 
-def test_a_simulation_has_the_order_of_the_recording(tmp_path: Path) -> None:
+def test_a_simulation_has_the_order_of_the_recording(tmp_path: Path, golden: Callable[[object], None]) -> None:
     (timeline, _), _, program = profiled(1, tmp_path)
     schedules = [Schedule.of(program, rank) for rank in (0, 1)]
+    golden(schedules[0])
     validate(schedules, 0)
     link = LinkModel(1e-4, 1e8)
     predicted = simulate(schedules, measured_seconds(timeline), link, lambda action, sender, receiver: 1000, steps=2)
@@ -112,7 +116,7 @@ def test_a_simulation_has_the_order_of_the_recording(tmp_path: Path) -> None:
         found: list[tuple[str, str | None, str | int]] = []
         for e in events:
             if e.kind != "wire" and (
-                e.exchange is not None or ((e.direction, e.name) in known and e.kind == "compute")
+                e.exchange in program.codings or ((e.direction, e.name) in known and e.kind == "compute")
             ):
                 item = e.kind, e.direction, e.name if e.exchange is None else e.exchange
                 found += [item] if found[-1:] != [item] else []

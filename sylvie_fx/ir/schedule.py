@@ -12,7 +12,8 @@
 
 ``start 0 linear`` sends the rows of ``linear`` that others need in exchange 0, ``wait 0 age 1`` takes what arrived from
 the step before, ``reduce loss`` is a sum over all ranks. Backward, an exchange runs the other way: it starts where the
-rows were waited for, and is waited for where they were sent. (Schedules as lists of small actions with a text form follow
+rows were waited for, and is waited for where they were sent. Sums of the gradients of parameters that overlap with the
+backward pass are exchanges too, numbered behind the others. (Schedules as lists of small actions with a text form follow
 torch.distributed.pipelining.)
 """
 
@@ -140,17 +141,14 @@ class Schedule:
             ages: How old what a wait takes is, in steps; 0 for those that are not named.
             without: Numbers of exchanges that move no row on this graph.
         """
-        forward = list(_forward(program, ages or {}, without))
         learning = _learning(program) if program.mode == "train" else set()
-        names = {a.exchange: a.name for _, a in forward if a.verb is Verb.START}
-        backward = [_mirror(a, names, ages or {}) for node, a in reversed(forward) if node in learning]
-        # The parameters enter through an operator at the top, whose backward pass adds up their gradients.
-        backward += [
-            Action(Verb.REDUCE, node.name, BACKWARD)
-            for node in program.graph.nodes
-            if node.target is ops.sync_gradients and node in learning
-        ]
-        return Schedule(rank, (*[a for _, a in forward], *backward))
+        forward: list[Action] = []
+        backward: list[Action] = []
+        for node, there, back in _actions(program, ages or {}, without):
+            forward += there
+            if node in learning:
+                backward[:0] = back
+        return Schedule(rank, (*forward, *backward))
 
     @staticmethod
     def parse(text: str) -> Schedule:
@@ -218,23 +216,18 @@ def _action(words: list[str], direction: str) -> Action:
 
 def exchange_of(node: fx.Node) -> int | None:
     """The number of an exchange: its site, or its slot before quantize has numbered the sites; None for other nodes."""
-    if node.target not in (*_WHOLE, *_STARTS, *_WAITS):
+    if node.target not in (*ops.EXCHANGES, ops.halo_wait):
         return None
-    number: Any = node.args[3] if len(node.args) > 3 else -1
-    if number < 0:
-        number = node.args[1]
-    return int(number)
+    site: Any = node.args[2] if node.target is ops.halo_wait else ops.exchange_site(node)
+    return int(node.args[1] if site is None else site)  # type: ignore[arg-type]
 
 
-#: Exchanges in one piece, and the two halves of those that were split.
-_WHOLE = (ops.halo_exchange, ops.halo_reduce, ops.relayout)
-_STARTS: tuple[Any, ...] = ()
-_WAITS: tuple[Any, ...] = ()
-
-
-def _forward(
+def _actions(
     program: Program, ages: Mapping[Exchange, int], without: Collection[int]
-) -> Iterator[tuple[fx.Node, Action]]:
+) -> Iterator[tuple[fx.Node, list[Action], list[Action]]]:
+    """What each node does forward, and what autograd does in its place backward."""
+    buckets = _buckets(program)
+    names: dict[int, str] = {}
     for node in program.graph.nodes:
         if node.op not in ("call_function", "call_module"):
             continue
@@ -243,27 +236,34 @@ def _forward(
             coding = program.codings.get(number)
             if number in without or (coding is not None and coding.once):
                 continue
-            if node.target not in _WAITS:
-                source = node.args[0]
-                assert isinstance(source, fx.Node)
-                yield node, Action(Verb.START, source.name, FORWARD, number)
-            if node.target not in _STARTS:
-                yield node, Action(Verb.WAIT, "", FORWARD, number, ages.get((number, FORWARD), 0))
-        elif node.target is ops.all_reduce:
-            yield node, Action(Verb.REDUCE, node.name)
-        elif node.target not in (ops.sync_gradients, operator.getitem):
-            yield node, Action(Verb.COMPUTE, node.name)
+            if node.target is not ops.halo_wait:
+                names[number] = node.args[0].name
+            start = [Action(Verb.START, names[number], d, number) for d in (FORWARD, BACKWARD)]
+            wait = [Action(Verb.WAIT, "", d, number, ages.get((number, d), 0)) for d in (FORWARD, BACKWARD)]
+            if node.target is ops.halo_start:
+                yield node, start[:1], wait[1:]
+            elif node.target is ops.halo_wait:
+                yield node, wait[:1], start[1:]
+            else:
+                yield node, [start[0], wait[0]], [start[1], wait[1]]
+        elif node.target is ops.sync_start:
+            yield node, [], [Action(Verb.START, node.name, BACKWARD, buckets[node])]
+        elif node.target is ops.sync_finish:
+            # Autograd comes to the last bucket first.
+            yield node, [], [Action(Verb.WAIT, "", BACKWARD, bucket) for bucket in reversed(buckets.values())]
+        elif node.target in (ops.all_reduce, ops.sync_gradients):
+            forward = [] if node.target is ops.sync_gradients else [Action(Verb.REDUCE, node.name)]
+            yield node, forward, [Action(Verb.REDUCE, node.name, BACKWARD)]
+        elif node.target is not operator.getitem:
+            yield node, [Action(Verb.COMPUTE, node.name)], [Action(Verb.COMPUTE, node.name, BACKWARD)]
 
 
-def _mirror(action: Action, names: Mapping[int | None, str], ages: Mapping[Exchange, int]) -> Action:
-    """What the backward pass does in the place of an action."""
-    number = action.exchange
-    if action.verb is Verb.WAIT:
-        return Action(Verb.START, names[number], BACKWARD, number)
-    if action.verb is Verb.START:
-        assert number is not None
-        return Action(Verb.WAIT, "", BACKWARD, number, ages.get((number, BACKWARD), 0))
-    return Action(action.verb, action.name, BACKWARD)
+def _buckets(program: Program) -> dict[fx.Node, int]:
+    """The number of each bucket of gradients, behind those of the exchanges."""
+    numbers = [n for node in program.graph.nodes if (n := exchange_of(node)) is not None]
+    first = max(numbers, default=-1) + 1
+    found = [node for node in program.graph.nodes if node.target is ops.sync_start]
+    return {node: first + i for i, node in enumerate(found)}
 
 
 def _learning(program: Program) -> set[fx.Node]:
