@@ -1,4 +1,4 @@
-"""The compiled part of the build: the CPU codec and aggregations. Everything else stands in pyproject.toml.
+"""The compiled part of the build: the CPU codec, aggregations and dropout. Everything else stands in pyproject.toml.
 
 The extensions are optional: without a C++ compiler (GCC or Clang, whose vector types they are written with) the package
 installs, and the torch references serve.
@@ -17,6 +17,14 @@ setup(
             "sylvie_fx.kernels._codec",
             sources=["kernels/codec.cpp"],
             depends=["kernels/codec.h", *sorted(glob("kernels/codec_*.inc"))],
+            extra_compile_args=FLAGS,
+            extra_link_args=["-pthread"],
+            language="c++",
+            optional=True,
+        ),
+        Extension(
+            "sylvie_fx.kernels._dropout",
+            sources=["kernels/dropout.cpp"],
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             language="c++",

@@ -1,0 +1,75 @@
+"""Dropout keyed by global rows, in one sweep over the entries: neither the mask nor a copy of it is kept.
+
+:func:`sylvie_fx.ir.ops.keyed_dropout` specifies the mask and serves where the compiled kernel does not.
+"""
+
+# torch leaves Function.apply untyped.
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from sylvie_fx.ir import ops
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_void_p), ("out", ctypes.c_void_p), ("keys", ctypes.c_void_p), ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64), ("key", ctypes.c_uint64), ("scale", ctypes.c_double),
+        ("threshold", ctypes.c_uint32), ("is_double", ctypes.c_int32), ("threads", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    )  # fmt: skip
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernel, or None where it was not built."""
+    paths = (Path(__file__).parent / f"_dropout{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((ctypes.CDLL(str(path)) for path in paths if path.exists()), None)
+
+
+def keyed_dropout(x: Tensor, keys: Tensor, p: float, key: int, dim: int = 0) -> Tensor:
+    """As :func:`sylvie_fx.ir.ops.keyed_dropout`, bit by bit; the backward pass draws the mask anew.
+
+    Args:
+        x: ``[..., rows, ...]``, rows along ``dim``.
+        keys: int64 ``[rows]``, global row indices.
+        p: Probability of dropping an entry.
+        key: Any int of 64 bits; derived from seed, step and call site.
+        dim: The dimension that carries the rows.
+    """
+    native = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.dim() > 0 and p < 1.0
+    if not native or library() is None:
+        return ops.keyed_dropout(x, keys, p, key, dim)
+    return _Dropout.apply(x.movedim(dim, 0), keys, p, key).movedim(0, dim)
+
+
+class _Dropout(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, p: float, key: int) -> Tensor:
+        ctx.keys, ctx.p, ctx.key = keys, p, key
+        x, keys = x.contiguous(), keys.contiguous()
+        out = torch.empty_like(x)
+        columns = x.numel() // max(len(x), 1)
+        threshold = min(round(p * 4294967296.0), 0xFFFFFFFF)
+        call = _Call(
+            x.data_ptr(), out.data_ptr(), keys.data_ptr(), len(x), columns, key & 0xFFFFFFFFFFFFFFFF, 1.0 / (1.0 - p),
+            threshold, x.dtype == torch.float64, torch.get_num_threads(), 0,
+        )  # fmt: skip
+        loaded = library()
+        assert loaded is not None
+        loaded.sylvie_dropout(ctypes.byref(call))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _Dropout.apply(gradient, ctx.keys, ctx.p, ctx.key), None, None, None
