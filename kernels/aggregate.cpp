@@ -64,6 +64,7 @@ struct Kernels {
     void (*edges)(const Rows&, const Run&, const EdgeCall&);
     void (*softmax)(const Rows&, const Run&, const SoftmaxCall&);
     void (*attention)(const Rows&, const Run&, const AttentionCall&);
+    void (*scores)(const Rows&, const Run&, const ScoresCall&);
 };
 
 namespace baseline {
@@ -121,8 +122,8 @@ int32_t sylvie_aggregate_isa() {
 int64_t sylvie_aggregate_sizes() {
     int64_t sizes = 0;
     for (size_t size : {sizeof(Rows), sizeof(Run), sizeof(SumCall), sizeof(ExtremeCall), sizeof(TiesCall),
-                        sizeof(EdgeCall), sizeof(SoftmaxCall), sizeof(AttentionCall)})
-        sizes = sizes * 251 + int64_t(size);
+                        sizeof(EdgeCall), sizeof(SoftmaxCall), sizeof(AttentionCall), sizeof(ScoresCall)})
+        sizes = sizes * 113 + int64_t(size);
     return sizes;
 }
 
@@ -148,4 +149,8 @@ void sylvie_aggregate_softmax(const Rows* rows, const Run* run, const SoftmaxCal
 
 void sylvie_aggregate_attention(const Rows* rows, const Run* run, const AttentionCall* call) {
     kernels_for(*run).attention(*rows, *run, *call);
+}
+
+void sylvie_aggregate_scores(const Rows* rows, const Run* run, const ScoresCall* call) {
+    kernels_for(*run).scores(*rows, *run, *call);
 }

@@ -88,12 +88,24 @@ struct AttentionCall {
     int32_t reserved;
 };
 
+struct ScoresCall { // vector . leaky_relu(x[column] + own[r]) of each edge and head
+    const void* x;        // T [., H, D]
+    const void* own;      // T [rows, H, D]
+    const void* vector;   // T [H, D]
+    const void* gradient; // T [edges, H] or null: then out is the scores, else the gradient of own
+    void* out;            // T [edges, H] or [rows, H, D]
+    void* of_vector;      // T [rows, H, D] what the edges of each row add to the gradient of the vector, or null
+    int64_t heads, dim;
+    double negative_slope;
+};
+
 extern "C" void sylvie_aggregate_sum(const Rows*, const Run*, const SumCall*);
 extern "C" void sylvie_aggregate_extreme(const Rows*, const Run*, const ExtremeCall*);
 extern "C" void sylvie_aggregate_ties(const Rows*, const Run*, const TiesCall*);
 extern "C" void sylvie_aggregate_edges(const Rows*, const Run*, const EdgeCall*);
 extern "C" void sylvie_aggregate_softmax(const Rows*, const Run*, const SoftmaxCall*);
 extern "C" void sylvie_aggregate_attention(const Rows*, const Run*, const AttentionCall*);
+extern "C" void sylvie_aggregate_scores(const Rows*, const Run*, const ScoresCall*);
 extern "C" int32_t sylvie_aggregate_isa(); // the best instruction set of this machine
 
 // The sizes of the structures above, so that a caller notices that it was written for others.

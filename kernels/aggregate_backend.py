@@ -83,6 +83,21 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """The gradients of the scores through ``attention``."""
 
+    def scores(self, rows: Rows, x: Tensor, own: Tensor, vector: Tensor, negative_slope: float) -> Tensor:
+        """Products of a vector with the leaky ReLU of the sum of an edge's two ends."""
+
+    def scores_gradient(
+        self,
+        rows: Rows,
+        x: Tensor,
+        own: Tensor,
+        vector: Tensor,
+        negative_slope: float,
+        gradient: Tensor,
+        of_vector: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradients of ``own`` and ``vector`` through ``scores``."""
+
 
 def backend_for(rows: Rows, x: Tensor) -> Backend:
     """The C++ kernels for float32 and float64 in host memory below 2^31 edges and rows, else the torch reference."""

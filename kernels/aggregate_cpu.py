@@ -77,6 +77,13 @@ class _AttentionCall(ctypes.Structure):
     )  # fmt: skip
 
 
+class _ScoresCall(ctypes.Structure):
+    _fields_ = (
+        ("x", _Pointer), ("own", _Pointer), ("vector", _Pointer), ("gradient", _Pointer), ("out", _Pointer),
+        ("of_vector", _Pointer), ("heads", _Size), ("dim", _Size), ("negative_slope", ctypes.c_double),
+    )  # fmt: skip
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they were not built; that is logged once.
@@ -99,8 +106,8 @@ def library() -> ctypes.CDLL | None:
 def _checked(loaded: ctypes.CDLL, path: Path) -> ctypes.CDLL:
     """The library, if it was compiled for the structures above; others would be read as nonsense."""
     known = 0
-    for structure in (_Rows, _Run, _SumCall, _ExtremeCall, _TiesCall, _EdgeCall, _SoftmaxCall, _AttentionCall):
-        known = known * 251 + ctypes.sizeof(structure)
+    for structure in (_Rows, _Run, _SumCall, _ExtremeCall, _TiesCall, _EdgeCall, _SoftmaxCall, _AttentionCall, _ScoresCall):
+        known = known * 113 + ctypes.sizeof(structure)
     if hasattr(loaded, "sylvie_aggregate_sizes"):
         loaded.sylvie_aggregate_sizes.restype = ctypes.c_int64
         if loaded.sylvie_aggregate_sizes() == known:
@@ -339,3 +346,43 @@ def attention_gradient(
     )  # fmt: skip
     _call("attention", rows, call, x.dtype, isa)
     return of_edges, of_target
+
+
+def scores(
+    rows: Rows, x: Tensor, own: Tensor, vector: Tensor, negative_slope: float, *, isa: int = BEST_ISA
+) -> Tensor:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.scores`."""
+    x, own, vector = x.contiguous(), own.contiguous(), vector.contiguous()
+    heads, dim = vector.shape
+    out = x.new_empty(rows.edges, heads)
+    call = _ScoresCall(
+        x.data_ptr(), own.data_ptr(), vector.data_ptr(), None, out.data_ptr(), None, heads, dim, negative_slope
+    )
+    _call("scores", rows, call, x.dtype, isa)
+    return out
+
+
+def scores_gradient(
+    rows: Rows,
+    x: Tensor,
+    own: Tensor,
+    vector: Tensor,
+    negative_slope: float,
+    gradient: Tensor,
+    of_vector: bool,
+    *,
+    isa: int = BEST_ISA,
+) -> tuple[Tensor, Tensor | None]:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.scores_gradient`."""
+    x, own, vector, gradient = x.contiguous(), own.contiguous(), vector.contiguous(), gradient.contiguous()
+    heads, dim = vector.shape
+    out = own.new_empty(rows.rows, heads, dim)
+    parts = torch.empty_like(out) if of_vector else None
+    call = _ScoresCall(
+        x.data_ptr(), own.data_ptr(), vector.data_ptr(), gradient.data_ptr(), out.data_ptr(), _pointer(parts),
+        heads, dim, negative_slope,
+    )  # fmt: skip
+    if rows.edges == 0:  # an empty gradient may have no address, which would ask for scores
+        return out.zero_(), None if parts is None else parts.sum(0).zero_()
+    _call("scores", rows, call, x.dtype, isa)
+    return out, None if parts is None else parts.sum(0)

@@ -7,6 +7,7 @@ weight is ``[edges, H]``, edge values lie in natural order. Nothing here is diff
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -182,3 +183,49 @@ def attention_gradient(
     positive = _raw_scores(rows, source_score, target_score) > 0
     of_raw = torch.where(positive, of_scores, of_scores * negative_slope)
     return of_raw, torch.zeros_like(target_score).index_add_(0, rows.row_index, of_raw)
+
+
+_PIECE = 1 << 16  # values of edges that are in the making at once
+
+
+def _sums(rows: Rows, x: Tensor, own: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """``x[column] + own[row]`` of one piece of the edges after the other, in memory that the next piece takes."""
+    step = max(_PIECE // max(own.shape[1] * own.shape[2], 1), 1)
+    a, b = (own.new_empty(min(step, rows.edges), *own.shape[1:]) for _ in range(2))
+    for start in range(0, rows.edges, step):
+        at = slice(start, min(start + step, rows.edges))
+        size = at.stop - start
+        torch.index_select(x, 0, rows.column_index[at], out=a[:size])
+        torch.index_select(own, 0, rows.row_index[at], out=b[:size])
+        yield at, a[:size].add_(b[:size])
+
+
+def scores(rows: Rows, x: Tensor, own: Tensor, vector: Tensor, negative_slope: float) -> Tensor:
+    """``[edges, H]``: ``vector`` ``[H, D]`` times the leaky ReLU of ``x`` ``[columns, H, D]`` plus ``own`` ``[rows, H, D]``."""
+    out = own.new_empty(rows.edges, own.shape[1])
+    for at, z in _sums(rows, x, own):
+        torch.sum(torch.nn.functional.leaky_relu_(z, negative_slope).mul_(vector), -1, out=out[at])
+    return out
+
+
+def scores_gradient(
+    rows: Rows, x: Tensor, own: Tensor, vector: Tensor, negative_slope: float, gradient: Tensor, of_vector: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of ``own`` and, where it is asked for, of ``vector`` through :func:`scores`.
+
+    Args:
+        rows: The edges; their transpose, with ``x`` and ``own`` exchanged, gives the gradient of ``x``.
+        x: ``[columns, H, D]``.
+        own: ``[rows, H, D]``.
+        vector: ``[H, D]``.
+        negative_slope: Of the leaky ReLU.
+        gradient: ``[edges, H]``, of the scores.
+        of_vector: Whether the gradient of the vector is asked for.
+    """
+    of_own, total = torch.zeros_like(own), torch.zeros_like(vector)
+    for at, z in _sums(rows, x, own):
+        piece = gradient[at].unsqueeze(-1)
+        slopes = (z > 0).to(z.dtype).mul_(1.0 - negative_slope).add_(negative_slope).mul_(piece)
+        of_own.index_add_(0, rows.row_index[at], slopes * vector)
+        total += slopes.mul_(z).sum(0)
+    return of_own, total if of_vector else None

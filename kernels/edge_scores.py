@@ -1,7 +1,7 @@
-"""Scores of edges from the rows at their two ends, in pieces that stay in the cache: attention of the GATv2 kind.
+"""Scores of edges from the rows at their two ends: attention of the GATv2 kind.
 
-The score of a head is ``vector . leaky_relu(u[src] + v[dst])``. Nothing of size edges x values is kept for the backward
-pass, which makes one such value, the gradient of the sums, and reduces it into both ends.
+The score of a head is ``vector . leaky_relu(u[src] + v[dst])``. Nothing of size edges x values is made, forward or
+backward: the backward pass is a sweep over the edges for each end.
 """
 
 # torch leaves Function.apply and once_differentiable untyped.
@@ -9,7 +9,6 @@ pass, which makes one such value, the gradient of the sums, and reduces it into 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,10 +17,9 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sylvie_fx.ir.errors import KernelError
-from sylvie_fx.kernels.aggregate_autograd import as_computed, sum_rows
+from sylvie_fx.kernels.aggregate_autograd import as_computed
+from sylvie_fx.kernels.aggregate_backend import backend_for
 from sylvie_fx.kernels.aggregate_layout import EdgeLayout
-
-_PIECE = 1 << 16  # values of edges that are in the making at once
 
 
 def edge_scores(layout: EdgeLayout, u: Tensor, v: Tensor, vector: Tensor, negative_slope: float) -> Tensor:
@@ -53,38 +51,22 @@ class _EdgeScores(Function):
     @staticmethod
     def forward(ctx: Any, layout: EdgeLayout, u: Tensor, v: Tensor, vector: Tensor, negative_slope: float) -> Tensor:
         ctx.layout, ctx.negative_slope = layout, negative_slope
-        u, v, vector = u.contiguous(), v.contiguous(), vector.contiguous()
         ctx.save_for_backward(u, v, vector)
-        out = u.new_empty(layout.edges, u.shape[1])
-        for at, z in _sums(layout, u, v):
-            torch.sum(torch.nn.functional.leaky_relu_(z, negative_slope).mul_(vector), -1, out=out[at])
-        return out
+        rows = layout.by_destination
+        return backend_for(rows, u).scores(rows, u, v, vector, negative_slope)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         u, v, vector = ctx.saved_tensors
         layout, slope = ctx.layout, ctx.negative_slope
-        of_sums = u.new_empty(layout.edges, *u.shape[1:])
-        of_vector = torch.zeros_like(vector)
-        for at, z in _sums(layout, u, v):
-            piece = gradient[at].unsqueeze(-1)
-            torch.mul(piece, vector, out=of_sums[at])
-            of_sums[at].mul_((z > 0).to(z.dtype).mul_(1.0 - slope).add_(slope))
-            of_vector += torch.nn.functional.leaky_relu_(z, slope).mul_(piece).sum(0)
-        of_u = sum_rows(layout.outgoing, of_sums) if ctx.needs_input_grad[1] else None
-        of_v = sum_rows(layout.incoming, of_sums) if ctx.needs_input_grad[2] else None
+        of_u = of_v = of_vector = None
+        if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+            rows = layout.by_destination
+            of_v, of_vector = backend_for(rows, u).scores_gradient(
+                rows, u, v, vector, slope, gradient, ctx.needs_input_grad[3]
+            )
+        if ctx.needs_input_grad[1]:
+            rows = layout.by_source
+            of_u, _ = backend_for(rows, u).scores_gradient(rows, v, u, vector, slope, gradient, False)
         return None, of_u, of_v, of_vector, None
-
-
-def _sums(layout: EdgeLayout, u: Tensor, v: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """``u[src] + v[dst]`` of one piece of the edges after the other, in memory that the next piece takes."""
-    values = u.shape[1] * u.shape[2]
-    step = max(_PIECE // max(values, 1), 1)
-    a, b = (u.new_empty(min(step, layout.edges), *u.shape[1:]) for _ in range(2))
-    for start in range(0, layout.edges, step):
-        at = slice(start, min(start + step, layout.edges))
-        size = at.stop - start
-        torch.index_select(u, 0, layout.src[at], out=a[:size])
-        torch.index_select(v, 0, layout.dst[at], out=b[:size])
-        yield at, a[:size].add_(b[:size])

@@ -5,8 +5,6 @@ import torch
 from torch import Tensor, fx
 
 from sylvie_fx.ir import ops
-from sylvie_fx.kernels.aggregate import EdgeLayout
-from sylvie_fx.kernels.edge_scores import edge_scores
 from sylvie_fx.runtime.aggregation import Aggregations
 
 NODES, EDGES = 9, 40
@@ -70,12 +68,3 @@ def test_one_layout_serves_the_operators_of_a_graph() -> None:
         target, args = CALLS[name]
         kernels.run(fx.Graph().call_function(target, args), args)
     assert len(kernels._layouts) == 1
-
-
-def test_scores_are_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    u, v, vector = values(NODES, 2, 3), values(NODES, 2, 3, seed=1), values(2, 3, seed=2)
-    layout = EdgeLayout(SOURCE, TARGET, NODES, NODES)
-    whole = edge_scores(layout, u, v, vector, 0.2)
-    monkeypatch.setattr("sylvie_fx.kernels.edge_scores._PIECE", 40)
-    torch.testing.assert_close(edge_scores(layout, u, v, vector, 0.2), whole)
-    assert torch.autograd.gradcheck(lambda *a: edge_scores(layout, *a, 0.2), (u, v, vector))
