@@ -12,11 +12,14 @@ from sylvie_fx.passes.fuse_softmax import FuseSoftmax
 from sylvie_fx.passes.global_reductions import GlobalReductions
 from sylvie_fx.passes.infer_placement import InferPlacement
 from sylvie_fx.passes.insert_halo import InsertHalo
+from sylvie_fx.passes.keep_aggregations import KeepAggregations
 from sylvie_fx.passes.manager import PassManager
+from sylvie_fx.passes.order_linear import OrderLinear
 from sylvie_fx.passes.place_halos import PlaceHalos
 from sylvie_fx.passes.quantize import Quantize
 from sylvie_fx.passes.sample_check import SampleCheck
 from sylvie_fx.passes.schedule import Schedule
+from sylvie_fx.passes.share_duplicates import ShareDuplicates
 from sylvie_fx.passes.split_exchanges import SplitExchanges
 from sylvie_fx.passes.split_prologue import SplitPrologue
 from sylvie_fx.passes.sync_gradients import SyncGradients
@@ -33,11 +36,14 @@ def default_passes() -> PassManager:
         InferPlacement(),
         GlobalReductions(),
         InsertHalo(),
-        PlaceHalos(),
         FuseSoftmax(),
         FuseAggregation(),
         FuseAttention(),
         FuseScores(),
+        ShareDuplicates(),
+        OrderLinear(),
+        PlaceHalos(),
+        KeepAggregations(),
         Quantize(),
         SyncGradients(),
         SplitExchanges(),

@@ -12,6 +12,7 @@ from sylvie_fx.ir import ops
 from sylvie_fx.ir.coding import EXACT
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
+from sylvie_fx.kernels.dropout import keyed_dropout
 from sylvie_fx.runtime.adaptive import WidthController
 from sylvie_fx.runtime.adaptor import Adaptor
 from sylvie_fx.runtime.aggregation import Aggregations
@@ -21,6 +22,7 @@ from sylvie_fx.runtime.coded_exchange import CodedHaloExchange, CodedHaloReduce,
 from sylvie_fx.runtime.crossing import Crossing, HaloStart, HaloWait
 from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients, apply
 from sylvie_fx.runtime.gradients import Reduction, SyncFinish, SyncStart
+from sylvie_fx.runtime.kept import KeptValues, version
 from sylvie_fx.runtime.lanes import Courier
 from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.tracing import traced
@@ -80,8 +82,7 @@ class Machine:
             for name, known in program.localized.items()
             if known.slot is not None
         })  # fmt: skip
-        self._nodes = list(program.graph.nodes)
-        self._last_use = _last_uses(program.graph)
+        self._values = KeptValues(program.graph)
         self._step = 0
         self._crossing: dict[Any, Callable[..., Any]] = {
             ops.halo_exchange: self._halo_exchange,
@@ -172,7 +173,7 @@ class Machine:
             The results in the order of the captured output.
         """
         self._step = step
-        if any(coding.once for coding in self.program.codings.values()):
+        if self._values or any(coding.once for coding in self.program.codings.values()):
             self._forget_changed(inputs)
         if self._widths is not None:
             for crossing in self._crossings.values():  # what has not left yet would leave at another width
@@ -180,21 +181,22 @@ class Machine:
                 crossing.back.settle()
             self._widths.begin(step)
         self._adaptor.begin(step)
-        values: dict[fx.Node, Any] = {}
-        for node in self._nodes:
+        values, nodes, last_use = self._values.begin()
+        for node in nodes:
             if node.op == "placeholder":
                 values[node] = self.bound.values[node.name] if node.name in self.bound.values else inputs[node.name]
             elif node.op == "get_attr":
                 values[node] = self._attribute(str(node.target))
             elif node.op == "output":
-                return list(_lookup(node.args[0], values))
+                return self._values.end(_lookup(node.args[0], values))
             else:
                 args, kwargs = _lookup(node.args, values), _lookup(node.kwargs, values)
                 if self.recorder.on:
                     values[node] = traced(self.recorder, step, node, args, kwargs, self._call)
                 else:
                     values[node] = self._call(node, args, kwargs)
-            for used in self._last_use.get(node, ()):
+            self._values.note(node, values[node])
+            for used in last_use.get(node, ()):
                 values.pop(used, None)
         raise AssertionError("a program ends with an output")
 
@@ -242,13 +244,14 @@ class Machine:
         Ranks must agree: one that repeats an exchange while another does not would wait for ever.
         """
         given = [inputs[name] for name in self._dynamic if name in inputs]
-        mark = tuple((t.data_ptr(), t._version, tuple(t.shape)) for t in given)
-        changed = self._kept is None or self._kept[0] != mark
+        mark = (torch.is_inference_mode_enabled(), *((t.data_ptr(), version(t), tuple(t.shape)) for t in given))
+        changed = self._kept is None or self._kept[0] != mark or self._values.written
         if self.transport.size > 1:
             votes = torch.tensor([int(changed)])
             changed = bool(self.transport.all_reduce(votes, self._label("inputs"), "max").item())
         if changed:
             self._once.clear()
+            self._values.forget()
             self._kept = mark, given
 
     def _halo_reduce(self, x: Tensor, slot: int, dim: int = 0, site: int = -1) -> Tensor:
@@ -304,9 +307,9 @@ class Machine:
     def _dropout(self, x: Tensor, keys: Tensor | None, p: float, site: int, dim: int = 0) -> Tensor:
         if keys is None:
             keys = torch.arange(x.shape[0] if x.dim() else 1, device=x.device)
-        return ops.keyed_dropout(
-            x if x.dim() else x.view(1), keys, p, dropout_key(self.seed, self._step, site), dim
-        ).view(x.shape)
+        return keyed_dropout(x if x.dim() else x.view(1), keys, p, dropout_key(self.seed, self._step, site), dim).view(
+            x.shape
+        )
 
 
 def _member(module: nn.Module, path: str) -> Any:
@@ -339,15 +342,3 @@ def _along(dim: int, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
 
 def _lookup(value: Any, values: Mapping[fx.Node, Any]) -> Any:
     return fx.node.map_arg(value, lambda n: values[n])
-
-
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """Node to the values that nothing reads after it."""
-    last: dict[fx.Node, list[fx.Node]] = {}
-    seen: set[fx.Node] = set()
-    for node in reversed(list(graph.nodes)):
-        for used in node.all_input_nodes:
-            if used not in seen:
-                seen.add(used)
-                last.setdefault(node, []).append(used)
-    return last

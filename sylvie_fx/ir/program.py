@@ -32,6 +32,7 @@ class Meta:
         site: For a dropout: its position among the dropouts of the forward pass, part of the mask's key.
         crosses: It combines rows of different ranks, and is to be rewritten.
         considered: For an exchange: values that could have crossed instead, and the bytes a row that they would cost.
+        kept: Its value is kept from one step to the next, for as long as the inputs stay (keep_aggregations).
         unfused: For a scatter: why it is not one operator with what makes its messages (fuse_aggregation).
     """
 
@@ -42,6 +43,7 @@ class Meta:
     site: int | None = None
     crosses: bool = False
     considered: tuple[tuple[str, float], ...] = ()
+    kept: bool = False
     unfused: str = ""
 
 

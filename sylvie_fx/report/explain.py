@@ -158,10 +158,21 @@ _AGGREGATIONS: dict[Any, str] = {
 def aggregation_text(program: Program) -> str:
     """A line for each aggregation: its operator, its source line, and for a scatter why it is not fused."""
     lines = []
+    once = _computed_once(program)
     for node in program.graph.nodes:
         if node.target in _AGGREGATIONS:
             known, name = meta(node), str(node.target).removesuffix(".default")
             where = " at ".join(part for part in (known.module, known.where.rpartition("/")[2]) if part)
             state = f"not fused: {known.unfused}" if node.target is ops.scatter and known.unfused else "fused"
-            lines.append(f"  {_AGGREGATIONS[node.target]}, {where}: {name}, {state}")
+            often = ", once for the same inputs" if node in once else ""
+            lines.append(f"  {_AGGREGATIONS[node.target]}, {where}: {name}, {state}{often}")
     return "".join(f"{line}\n" for line in ["aggregations:", *lines]) if lines else ""
+
+
+def _computed_once(program: Program) -> set[fx.Node]:
+    """Kept values and what only they are computed from."""
+    found: set[fx.Node] = set()
+    for node in reversed(program.graph.nodes):
+        if meta(node).kept or (node.users and all(user in found for user in node.users)):
+            found.add(node)
+    return found
