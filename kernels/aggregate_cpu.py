@@ -106,7 +106,17 @@ def library() -> ctypes.CDLL | None:
 def _checked(loaded: ctypes.CDLL, path: Path) -> ctypes.CDLL:
     """The library, if it was compiled for the structures above; others would be read as nonsense."""
     known = 0
-    for structure in (_Rows, _Run, _SumCall, _ExtremeCall, _TiesCall, _EdgeCall, _SoftmaxCall, _AttentionCall, _ScoresCall):
+    for structure in (
+        _Rows,
+        _Run,
+        _SumCall,
+        _ExtremeCall,
+        _TiesCall,
+        _EdgeCall,
+        _SoftmaxCall,
+        _AttentionCall,
+        _ScoresCall,
+    ):
         known = known * 113 + ctypes.sizeof(structure)
     if hasattr(loaded, "sylvie_aggregate_sizes"):
         loaded.sylvie_aggregate_sizes.restype = ctypes.c_int64
@@ -348,9 +358,7 @@ def attention_gradient(
     return of_edges, of_target
 
 
-def scores(
-    rows: Rows, x: Tensor, own: Tensor, vector: Tensor, negative_slope: float, *, isa: int = BEST_ISA
-) -> Tensor:
+def scores(rows: Rows, x: Tensor, own: Tensor, vector: Tensor, negative_slope: float, *, isa: int = BEST_ISA) -> Tensor:
     """As :func:`sylvie_fx.kernels.aggregate_reference.scores`."""
     x, own, vector = x.contiguous(), own.contiguous(), vector.contiguous()
     heads, dim = vector.shape

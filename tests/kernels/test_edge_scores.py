@@ -71,7 +71,9 @@ def test_gradients_are_those_of_the_formula(backend: str, monkeypatch: pytest.Mo
     found, wanted = edge_scores(given["layout"], *leaves, 0.3), formula(given["layout"], *leaves, 0.3)
     torch.testing.assert_close(found, wanted)
     up = given["gradient"]
-    torch.testing.assert_close(torch.autograd.grad(found, leaves, up, retain_graph=True), torch.autograd.grad(wanted, leaves, up))
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaves, up, retain_graph=True), torch.autograd.grad(wanted, leaves, up)
+    )
     only = edge_scores(given["layout"], leaves[0].detach(), leaves[1], leaves[2].detach(), 0.3)
     assert torch.equal(torch.autograd.grad(only, leaves[1], up)[0], torch.autograd.grad(found, leaves[1], up)[0])
 

@@ -101,7 +101,7 @@ def test_a_second_run_changes_nothing() -> None:
 
 
 def widths(program: Program) -> list[int]:
-    return [int(shape(n)[1]) for n in program.graph.nodes if n.target is ops.spmm]
+    return [int(shape(n)[1]) for n in program.graph.nodes if n.target in (ops.spmm, ops.spmm_halo)]
 
 
 def test_the_pass_can_be_left_out_and_results_stay() -> None:
