@@ -140,3 +140,34 @@ def test_a_block_that_raises_gathers_nothing() -> None:
     with net.profile() as again, pytest.raises(sylvie_fx.SylvieError, match="already"), net.profile():
         pass
     assert again.timeline.events == ()
+
+
+def test_a_stale_program_has_its_ages_in_its_schedule_and_its_waits() -> None:
+    torch.manual_seed(0)
+    model, x, y = Sums(), torch.randn(60, 6), torch.randint(3, (60,))
+    src, dst = torch.randint(60, (2, 240))
+    cache, options = ProgramCache(), sylvie_fx.Options(staleness={"forward": 2, "backward": 1})
+
+    def rank(transport: Transport) -> tuple[list[tuple[int, int]], list[tuple[int, int]], Schedule]:
+        net = sylvie_fx.DistributedModule(copy.deepcopy(model), options, default_passes(), transport, cache)
+        own, s, d, labels = net.shard(x, src, dst, y, partition="random")
+        with net.profile() as profile:
+            for _ in range(6):
+                net.zero_grad()
+                F.cross_entropy(net(own, s, d), labels).backward()
+        forward, backward = (
+            [(e.step, e.staleness) for e in profile.timeline.select("wait", 0, direction) if e.exchange == 1]
+            for direction in ("forward", "backward")
+        )
+        return forward, backward, Schedule.of(net.program())
+
+    forward, backward, schedule = run_ranks(2, rank, 60.0)[0]
+    text = str(schedule)
+    assert text.count("wait 1 age 2") == 1
+    assert text.count("wait 1 age 1") == 1
+    validate([schedule, Schedule(1, schedule.actions)], 2, 1)
+    with pytest.raises(sylvie_fx.SylvieError, match="age 2, the bound is 1"):
+        validate([schedule, Schedule(1, schedule.actions)], 1)
+    assert forward, "the first steps are synchronous, then nothing has to be waited for in every step"
+    assert max(age for _, age in forward) == 2
+    assert max(age for _, age in backward) == 1

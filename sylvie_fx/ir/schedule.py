@@ -138,13 +138,14 @@ class Schedule:
         Args:
             program: After insert-halo or any later pass.
             rank: The rank, for the text.
-            ages: How old what a wait takes is, in steps; 0 for those that are not named.
+            ages: How old what a wait takes is, in steps; for those that are not named, the bound that the program has.
             without: Numbers of exchanges that move no row on this graph.
         """
         learning = _learning(program) if program.mode == "train" else set()
         forward: list[Action] = []
         backward: list[Action] = []
-        for node, there, back in _actions(program, ages or {}, without):
+        known = {(n, d): getattr(pace, d) for n, pace in program.paces.items() for d in (FORWARD, BACKWARD)}
+        for node, there, back in _actions(program, {**known, **(ages or {})}, without):
             forward += there
             if node in learning:
                 backward[:0] = back
