@@ -32,7 +32,7 @@ class Variant:
         name: How the table calls it.
         kind: ``dgl`` or ``pyg`` on one device, ``ranks``, or ``bound``: ranks whose exchanges are nothing.
         options: Options of distribute().
-        overlap: Whether the schedule pass runs.
+        overlap: Whether exchanges are split in two halves that are moved apart.
     """
 
     name: str
@@ -50,6 +50,7 @@ VARIANTS = (
     Variant("1 bit stale", "ranks", {"bits": 1, "staleness": 1}, True),
     Variant("1 bit auto", "ranks", {"bits": 1, "staleness": "auto"}, True),
     Variant("bound: no exchange", "bound", {"bits": 32, "staleness": 0}),
+    Variant("bound, in two halves", "bound", {"bits": 32, "staleness": 0}, True),
 )
 
 
@@ -80,6 +81,7 @@ class NoWire:
     def __init__(self, inner: Transport) -> None:
         self.inner, self.silent, self.cleared_s = inner, False, 0.0
         self.rank, self.size, self.timeout = inner.rank, inner.size, inner.timeout
+        self.threaded = False  # there is nothing to hide
 
     bytes_sent = property(lambda self: self.inner.bytes_sent)
     messages_sent = property(lambda self: self.inner.messages_sent)
@@ -104,6 +106,9 @@ class NoWire:
         if not self.silent:
             self.inner.barrier(label)
 
+    def next_number(self) -> int:
+        return self.inner.next_number()
+
     def abort(self, reason: str) -> None:
         self.inner.abort(reason)
 
@@ -120,15 +125,9 @@ class _Done:
 
 
 def pipeline(overlap: bool) -> sylvie_fx.PassManager:
-    """The default passes, without the one that moves waits away from starts where it is not wanted.
-
-    Raises:
-        OptionError: It is wanted, and this version has none.
-    """
+    """The default passes, without those that let communication overlap where that is not wanted."""
     passes = sylvie_fx.default_passes()
-    if overlap and "schedule" not in passes.names:
-        raise sylvie_fx.ir.errors.OptionError("this version has no schedule pass")
-    return passes if overlap or "schedule" not in passes.names else passes.without("schedule")
+    return passes if overlap else passes.without("split-exchanges", "schedule", "bucket-gradients")
 
 
 class Trainer:
