@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels import aggregate_autograd as autograd
+from sylvie_fx.kernels.aggregate_backend import as_computed
 from sylvie_fx.kernels.aggregate_layout import EdgeLayout
 
 __all__ = ["EdgeLayout", "Reduce", "attention", "sddmm", "segment_reduce", "segment_softmax", "spmm"]
@@ -51,7 +52,7 @@ def spmm(layout: EdgeLayout, x: Tensor, weight: Tensor | None = None, reduce: Re
     if reduce not in ("sum", "mean", "max", "min"):
         raise KernelError(f"reduce is {reduce!r}", remedy="sum, mean, max and min are known")
     flat, weights = with_heads(x, weight)
-    flat = flat.to(autograd.as_computed(dtype))
+    flat = flat.to(as_computed(dtype))
     weights = None if weights is None else weights.to(flat.dtype)
     if reduce in ("sum", "mean"):
         out = autograd.sum_rows(layout, flat, weights, mean=reduce == "mean")
@@ -89,7 +90,7 @@ def sddmm(layout: EdgeLayout, u: Tensor, v: Tensor, op: EdgeOp) -> Tensor:
         shape = torch.broadcast_shapes(u.shape[1:], v.shape[1:])
     except RuntimeError as error:
         raise KernelError(f"the values of u {tuple(u.shape)} and v {tuple(v.shape)} do not broadcast") from error
-    u, v = (_widened(end, shape).to(autograd.as_computed(dtype)) for end in (u, v))
+    u, v = (_widened(end, shape).to(as_computed(dtype)) for end in (u, v))
     if op == "dot":
         if not shape:
             raise KernelError("dot needs values to sum over", why=f"u is {tuple(u.shape)}, v is {tuple(v.shape)}")
@@ -110,7 +111,7 @@ def segment_softmax(layout: EdgeLayout, e: Tensor) -> Tensor:
         KernelError: For values that do not fit the layout.
     """
     dtype = checked("e", e, layout.edges, layout)
-    flat = e.reshape(layout.edges, math.prod(e.shape[1:])).to(autograd.as_computed(dtype))
+    flat = e.reshape(layout.edges, math.prod(e.shape[1:])).to(as_computed(dtype))
     return autograd.softmax_edges(layout, flat).view(e.shape).to(dtype)
 
 
@@ -152,7 +153,7 @@ def attention(
         dtype = torch.promote_types(dtype, checked(name, operand, rows, layout))
         if operand.shape != (rows, x.shape[1]):
             raise KernelError(f"{name} is {tuple(operand.shape)}, not {(rows, x.shape[1])} as the heads of x ask")
-    computed = autograd.as_computed(dtype)
+    computed = as_computed(dtype)
     keep = None if keep is None else keep.to(computed)
     scores = source_score.to(computed), target_score.to(computed)
     return autograd.attention(layout, x.to(computed), *scores, negative_slope, keep).to(dtype)

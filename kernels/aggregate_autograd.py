@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -210,8 +209,3 @@ class _Attention(Function):
                 to_source = layout.outgoing.by_destination
                 of_source = backend_for(to_source, x).sum_rows(to_source, of_edges.unsqueeze(1), None, None).squeeze(1)
         return None, of_x, of_source, of_target, None, None
-
-
-def as_computed(dtype: torch.dtype) -> torch.dtype:
-    """The type that sums are taken in: 16-bit floats in float32, the others as they are."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -103,3 +103,17 @@ def backend_for(rows: Rows, x: Tensor) -> Backend:
     """The C++ kernels for float32 and float64 in host memory below 2^31 edges and rows, else the torch reference."""
     native = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and rows.narrow
     return aggregate_cpu if native and aggregate_cpu.available() else aggregate_reference
+
+
+def kernel_name(dtype: torch.dtype, device: torch.device) -> str:
+    """What an aggregation of values of a type runs on, for people to read."""
+    computed = as_computed(dtype)
+    if device.type != "cpu" or computed not in (torch.float32, torch.float64) or not aggregate_cpu.available():
+        return "torch"
+    through = "" if computed == dtype else f" in {str(computed).removeprefix('torch.')}"
+    return f"C++ {aggregate_cpu.instruction_set()}{through}"
+
+
+def as_computed(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums are taken in: 16-bit floats in float32, the others as they are."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

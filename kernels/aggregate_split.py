@@ -22,8 +22,8 @@ from torch.autograd.function import once_differentiable
 
 from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels.aggregate import Reduce, checked, with_heads
-from sylvie_fx.kernels.aggregate_autograd import as_computed, dot_edges, sum_rows
-from sylvie_fx.kernels.aggregate_backend import backend_for
+from sylvie_fx.kernels.aggregate_autograd import dot_edges, sum_rows
+from sylvie_fx.kernels.aggregate_backend import as_computed, backend_for
 from sylvie_fx.kernels.aggregate_layout import EdgeLayout, Rows
 
 

@@ -17,8 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sylvie_fx.ir.errors import KernelError
-from sylvie_fx.kernels.aggregate_autograd import as_computed
-from sylvie_fx.kernels.aggregate_backend import backend_for
+from sylvie_fx.kernels.aggregate_backend import as_computed, backend_for
 from sylvie_fx.kernels.aggregate_layout import EdgeLayout
 
 

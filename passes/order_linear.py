@@ -26,7 +26,7 @@ class OrderLinear(Pass):
     linear layer: ``A(XW) = (AX)W``. Both cost the same products; what is aggregated, forward and backward, and sent,
     has as many columns as the layer's input or as its output. A value that depends on inputs without gradient is
     aggregated once and for all (keep-aggregations), so that its columns cost nothing. A bias stays behind the
-    aggregation.
+    aggregation, and one that is added to a layer's result becomes part of the layer.
 
     Requires: insert-halo, fuse-aggregation; place-halos comes after it.
     Ensures: the same results up to rounding; on each moved layer's way fewer columns are aggregated in a step.
@@ -55,6 +55,9 @@ class OrderLinear(Pass):
         for node in list(program.graph.nodes):
             if _is_product(node):
                 self._in_front(program, node)
+        for node in list(program.graph.nodes):
+            if node.target is aten.add.Tensor:
+                _join_bias(node)
         program.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or n.target not in _ERASABLE)
         return program
 
@@ -100,6 +103,23 @@ class OrderLinear(Pass):
         if bias is not None:
             new = Builder(linear).call(aten.add.Tensor, new, bias, val=linear.meta["val"])
         _replace(linear, new)
+
+
+def _join_bias(total: fx.Node) -> None:
+    """Let a product take the bias that is added to it, which saves a sweep over the rows and their gradient."""
+    if len(total.args) != 2 or total.kwargs or len(shape(total)) != 2:
+        return
+    for product, bias in (total.args, total.args[::-1]):
+        if not (isinstance(product, fx.Node) and isinstance(bias, fx.Node) and _is_product(product)):
+            continue
+        x, weight, known = _parts(product)
+        fits = shape(bias) == shape(product)[1:] and bias.meta["val"].dtype == product.meta["val"].dtype
+        if known is None and fits and not isinstance(placement(bias), Rows) and len(product.users) == 1:
+            linear = product.target is aten.linear.default
+            args = (x, weight, bias) if linear else (bias, x, weight)
+            target: Any = aten.linear.default if linear else aten.addmm.default
+            _replace(total, Builder(total).call(target, *args, val=total.meta["val"]))
+            return
 
 
 _PRODUCTS = (aten.linear.default, aten.mm.default, aten.matmul.default, aten.addmm.default)

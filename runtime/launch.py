@@ -60,6 +60,8 @@ class Launch:
         found = {"PYTHONUNBUFFERED": "1"}
         if self.threads is not None or "OMP_NUM_THREADS" not in os.environ:
             found["OMP_NUM_THREADS"] = str(self.threads or max(1, _cores() // self.processes))
+        if "THP_MEM_ALLOC_ENABLE" not in os.environ:
+            found["THP_MEM_ALLOC_ENABLE"] = "1"  # large tensors in large pages: fewer page faults in every step
         if "GLOO_SOCKET_IFNAME" not in os.environ and (loopback := _loopback()):
             # All ranks are here, and the address of the host's name may be one that nothing answers at.
             found["GLOO_SOCKET_IFNAME"] = loopback

@@ -18,6 +18,7 @@ from sylvie_fx.holdings import Holdings, copy_model
 from sylvie_fx.ir.errors import CaptureError, CommError, OptionError, PassError, SylvieError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
+from sylvie_fx.kernels.aggregate_backend import kernel_name
 from sylvie_fx.leaves import Leaf, Sharding
 from sylvie_fx.node_tensor import leaf_of, node_tensor
 from sylvie_fx.passes.manager import PassManager, Snapshot
@@ -244,7 +245,7 @@ class DistributedModule(nn.Module):
             mode = next(iter(self._last))
         compiled = self._compiled(mode)
         bound = next((b for p, b in self._engine.bound() if p is compiled.program), None)
-        return explain(compiled.program, bound, self.options)
+        return explain(compiled.program, bound, self.options, kernel_name)
 
     @property
     def stats(self) -> Stats:

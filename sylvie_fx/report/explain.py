@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from torch import fx
@@ -105,13 +107,17 @@ def _needs_gradient(node: fx.Node) -> bool:
     return False
 
 
-def explain(program: Program, bound: Any, options: Options) -> str:
+KernelOf: TypeAlias = Callable[[torch.dtype, torch.device], str]
+
+
+def explain(program: Program, bound: Any, options: Options, kernel: KernelOf | None = None) -> str:
     """The table of exchanges as text.
 
     Args:
         program: A rewritten program.
         bound: What the machine runs on, for numbers of rows and bytes; None to leave them out.
         options: The options of distribute().
+        kernel: Names what an aggregation of values of a type on a device runs on.
     """
     table = Table(title=f"exchanges of the {program.mode} program", title_justify="left")
     for name in (
@@ -141,7 +147,7 @@ def explain(program: Program, bound: Any, options: Options) -> str:
                      "one all_reduce for the gradients of the parameters")  # fmt: skip
     buffer = io.StringIO()
     Console(file=buffer, width=160, no_color=True).print(table)
-    return buffer.getvalue() + aggregation_text(program)
+    return buffer.getvalue() + aggregation_text(program, kernel)
 
 
 _AGGREGATIONS: dict[Any, str] = {
@@ -155,8 +161,8 @@ _AGGREGATIONS: dict[Any, str] = {
 }
 
 
-def aggregation_text(program: Program) -> str:
-    """A line for each aggregation: its operator, its source line, and for a scatter why it is not fused."""
+def aggregation_text(program: Program, kernel: KernelOf | None = None) -> str:
+    """A line for each aggregation: operator, source line, kernel, and for a scatter why it is not fused."""
     lines = []
     once = _computed_once(program)
     for node in program.graph.nodes:
@@ -165,7 +171,9 @@ def aggregation_text(program: Program) -> str:
             where = " at ".join(part for part in (known.module, known.where.rpartition("/")[2]) if part)
             state = f"not fused: {known.unfused}" if node.target is ops.scatter and known.unfused else "fused"
             often = ", once for the same inputs" if node in once else ""
-            lines.append(f"  {_AGGREGATIONS[node.target]}, {where}: {name}, {state}{often}")
+            value = node.meta["val"]
+            by = f", {kernel(value.dtype, value.device)}" if kernel is not None else ""
+            lines.append(f"  {_AGGREGATIONS[node.target]}, {where}: {name}, {state}{by}{often}")
     return "".join(f"{line}\n" for line in ["aggregations:", *lines]) if lines else ""
 
 

@@ -14,7 +14,7 @@ from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels import aggregate_cpu as cpu
 from sylvie_fx.kernels import aggregate_reference as reference
 from sylvie_fx.kernels.aggregate import EdgeLayout, attention, segment_softmax, spmm
-from sylvie_fx.kernels.aggregate_backend import backend_for
+from sylvie_fx.kernels.aggregate_backend import backend_for, kernel_name
 
 compiled = pytest.mark.skipif(not cpu.available(), reason="the aggregation kernels are not compiled (no C++ compiler)")
 
@@ -178,3 +178,11 @@ def test_what_the_kernels_do_not_take_goes_to_the_reference() -> None:
     assert backend_for(rows, torch.zeros(1)) is cpu
     assert backend_for(rows, torch.zeros(1, dtype=torch.bfloat16)) is reference
     assert backend_for(rows, torch.zeros(1, device="meta")) is reference
+
+
+@compiled
+def test_names_say_what_serves() -> None:
+    cpu_device, isa = torch.device("cpu"), cpu.instruction_set()
+    assert kernel_name(torch.float64, cpu_device) == f"C++ {isa}"
+    assert kernel_name(torch.bfloat16, cpu_device) == f"C++ {isa} in float32"
+    assert kernel_name(torch.int64, cpu_device) == kernel_name(torch.float32, torch.device("cuda")) == "torch"

@@ -61,6 +61,17 @@ def test_a_sum_with_the_node_itself_moves_as_one() -> None:
     check_parity(function)
 
 
+def test_a_bias_behind_a_layer_becomes_part_of_it() -> None:
+    assert around(lambda layer, x, e: neighbours(no_bias(layer, x), e) + layer.a.bias) == "spmm12 linear4"
+
+    def function(layer: Layer, x: Tensor, e: Tensor) -> Tensor:
+        return torch.relu(layer.a.bias + torch.mm(x, layer.a.weight.t()))
+
+    found = targets(after(function, "order-linear"))
+    assert (found.count("aten.addmm"), found.count("aten.mm"), found.count("aten.add.Tensor")) == (1, 0, 0)
+    check_parity(function)
+
+
 def test_several_hops_move_as_one() -> None:
     def function(layer: Layer, x: Tensor, e: Tensor) -> Tensor:
         return layer.b(neighbours(neighbours(torch.relu(layer.a(x)), e), e))

@@ -104,6 +104,8 @@ def test_threads_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert variables.get("GLOO_SOCKET_IFNAME") in (None, "lo", "lo0")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert Launch(script).variables() == {"PYTHONUNBUFFERED": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
     assert Launch(script).variables() == {"PYTHONUNBUFFERED": "1"}
 
 
