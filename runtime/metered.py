@@ -73,7 +73,7 @@ class MeteredTransport:
         with self._lock:  # lanes send beside the main thread
             self.meter.exchanges += 1
             self.meter.bytes_sent += size
-        return _MeteredPending(pending, self, label, start)
+        return _MeteredPending(pending, self, label, start, size)
 
     def all_reduce(self, tensor: Tensor, label: str, op: ReduceOp = "sum") -> Tensor:
         """See Transport.all_reduce."""
@@ -129,19 +129,19 @@ class MeteredTransport:
             self.meter.bytes_reduced = self.inner.bytes_sent - self._base - self.meter.bytes_sent
         self._waited(label, start, start)
 
-    def _waited(self, label: str, sent: float, start: float) -> None:
+    def _waited(self, label: str, sent: float, start: float, size: int | None = None) -> None:
         """Something sent at one time was waited for from another one on."""
         end = time.perf_counter()
         self.counters.waited(end - start)
         if self.recorder.on:
-            self.recorder.add("wire", label, sent, end)
+            self.recorder.add("wire", label, sent, end, sent=size)
             if not self.counters.in_background:
                 self.recorder.add("wait", label, start, end)
 
 
 class _MeteredPending:
-    def __init__(self, pending: Pending, transport: MeteredTransport, label: str, sent: float) -> None:
-        self._pending, self._transport, self._label, self._sent = pending, transport, label, sent
+    def __init__(self, pending: Pending, transport: MeteredTransport, label: str, sent: float, size: int) -> None:
+        self._pending, self._transport, self._label, self._sent, self._size = pending, transport, label, sent, size
         self._waited = False
 
     def wait(self, timeout: float | None = None) -> None:
@@ -150,7 +150,7 @@ class _MeteredPending:
         self._pending.wait(timeout)
         if not self._waited:
             self._waited = True
-            self._transport._waited(self._label, self._sent, start)
+            self._transport._waited(self._label, self._sent, start, self._size)
 
     def done(self) -> bool:
         """See Pending.done."""

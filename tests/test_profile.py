@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from torch import Tensor, nn
 import sylvie_fx
 from sylvie_fx.engine import ProgramCache
 from sylvie_fx.ir.program import Program
-from sylvie_fx.ir.schedule import Schedule
+from sylvie_fx.ir.schedule import Schedule, Verb
 from sylvie_fx.ir.schedule_check import validate
-from sylvie_fx.ir.simulate import LinkModel, measured_seconds, simulate
+from sylvie_fx.ir.simulate import LinkModel, measured_bytes, measured_seconds, simulate
 from sylvie_fx.ir.timeline import KINDS, Event, Timeline
 from sylvie_fx.passes.pipeline import default_passes
 from sylvie_fx.runtime.in_process import run_ranks
@@ -98,17 +97,31 @@ def test_a_wait_lies_between_what_makes_its_rows_and_what_reads_them(tmp_path: P
         forward = [e for e in timeline.select(rank=rank, direction="forward") if e.step == 1 and e.kind != "wire"]
         names = [e.name for e in forward]
         (wait,) = (i for i, e in enumerate(forward) if e.kind == "wait" and e.exchange == 1)
-        assert names.index("linear_1") < wait
+        layer = [i for i, e in enumerate(forward) if e.module == "second"]
+        assert layer[-1] < wait, "the second layer's rows cross"
         assert any("spmm" in name for name in names[wait:]), "the aggregation reads what arrived"
 
 
-def test_a_simulation_has_the_order_of_the_recording(tmp_path: Path, golden: Callable[[object], None]) -> None:
+def test_a_schedule_overlaps_and_its_backward_pass_is_the_mirror_image(tmp_path: Path) -> None:
+    _, _, program = profiled(1, tmp_path)
+    actions = Schedule.of(program).actions
+    forward, backward = ([a for a in actions if a.direction == direction] for direction in ("forward", "backward"))
+    (start,) = (i for i, a in enumerate(forward) if a.verb is Verb.START)
+    (wait,) = (i for i, a in enumerate(forward) if a.verb is Verb.WAIT)
+    assert [a.name for a in forward[start + 1 : wait]] == ["spmm_inner_default"]
+    turned = {Verb.START: Verb.WAIT, Verb.WAIT: Verb.START, Verb.COMPUTE: Verb.COMPUTE}
+    expected = [(turned[a.verb], a.exchange) for a in reversed(forward)]
+    gradients = [(Verb.START, 2), (Verb.WAIT, 2)]  # one bucket
+    assert [(a.verb, a.exchange) for a in backward] == [*expected, *gradients]
+    assert Schedule.parse(str(Schedule.of(program))) == Schedule.of(program)
+
+
+def test_a_simulation_has_the_order_of_the_recording(tmp_path: Path) -> None:
     (timeline, _), _, program = profiled(1, tmp_path)
     schedules = [Schedule.of(program, rank) for rank in (0, 1)]
-    golden(schedules[0])
     validate(schedules, 0)
     link = LinkModel(1e-4, 1e8)
-    predicted = simulate(schedules, measured_seconds(timeline), link, lambda action, sender, receiver: 1000, steps=2)
+    predicted = simulate(schedules, measured_seconds(timeline), link, measured_bytes(timeline, 1000), steps=2)
     known = {a.key for a in schedules[0].actions}
 
     def order(events: list[Event]) -> list[tuple[str, str | None, str | int]]:

@@ -15,6 +15,9 @@ from sylvie_fx.ir.timeline import Event, Timeline
 BytesOf = Callable[[Action, int, int], int]
 """Bytes that a start or a reduction sends: the action, the sender and the receiver; 0 is no message."""
 
+Pick = Callable[[Sequence[float]], float]
+"""One number for several."""
+
 
 @dataclass(frozen=True)
 class LinkModel:
@@ -75,8 +78,13 @@ def simulate(
     return Timeline(tuple(run.events))
 
 
-def measured_seconds(timeline: Timeline) -> dict[tuple[str, str], float]:
-    """Seconds by :attr:`Action.key` in a recording, for ``op_seconds``: medians over ranks and steps."""
+def measured_seconds(timeline: Timeline, pick: Pick = statistics.median) -> dict[tuple[str, str], float]:
+    """Seconds by :attr:`Action.key` in a recording, for ``op_seconds``.
+
+    Args:
+        timeline: A recording.
+        pick: One number for several ranks and steps; ``min`` where other programs disturbed the recording.
+    """
     sums: dict[tuple[str, str], dict[tuple[int, int | None], float]] = defaultdict(lambda: defaultdict(float))
     verbs = {"quantise": "start", "dequantise": "wait"}
     for event in timeline.events:
@@ -85,7 +93,27 @@ def measured_seconds(timeline: Timeline) -> dict[tuple[str, str], float]:
         name = event.name if event.kind == "compute" else f"{verbs[event.kind]} {event.exchange}"
         # A node may be several functions of autograd.
         sums[event.direction, name][event.rank, event.step] += event.seconds
-    return {key: statistics.median(found.values()) for key, found in sums.items()}
+    return {key: pick(list(found.values())) for key, found in sums.items()}
+
+
+def measured_bytes(timeline: Timeline, otherwise: int) -> BytesOf:
+    """Sizes of messages in a recording, for ``bytes_of``: of each exchange, direction and sender, equal for all receivers.
+
+    Args:
+        timeline: A recording.
+        otherwise: Bytes of what was not recorded as an exchange, such as reductions.
+    """
+    sent: dict[tuple[int | None, str | None, int], list[int]] = defaultdict(list)
+    for event in timeline.select("wire"):
+        if event.sent is not None:
+            sent[event.exchange, event.direction, event.rank].append(event.sent)
+    peers = max(len(timeline.ranks) - 1, 1)
+
+    def bytes_of(action: Action, sender: int, receiver: int) -> int:
+        found = sent.get((action.exchange, action.direction, sender))
+        return otherwise if found is None else round(statistics.median(found) / peers)
+
+    return bytes_of
 
 
 class _Message(NamedTuple):

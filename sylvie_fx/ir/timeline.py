@@ -27,6 +27,7 @@ class Event:
         step: Training step, or None.
         staleness: For a wait: how many steps old the rows are that it took, or None.
         module: Path of the module that the node came from.
+        sent: Of an exchange on the wire: the payload bytes that this rank sent, to all peers; else None.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Event:
     step: int | None = None
     staleness: int | None = None
     module: str = ""
+    sent: int | None = None
 
     @property
     def seconds(self) -> float:

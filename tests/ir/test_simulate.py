@@ -12,7 +12,7 @@ from schedule_support import NAMES, schedules
 
 from sylvie_fx.ir.errors import VerifyError
 from sylvie_fx.ir.schedule import Action, Schedule, Verb
-from sylvie_fx.ir.simulate import LinkModel, measured_seconds, simulate
+from sylvie_fx.ir.simulate import LinkModel, measured_bytes, measured_seconds, simulate
 from sylvie_fx.ir.timeline import BACKWARD, FORWARD, Event, Timeline
 
 RANKS = 3
@@ -162,3 +162,14 @@ def test_seconds_of_a_recording() -> None:
         ("forward", "start 2"): 0.5,
         ("forward", "wait 2"): 0.25,
     }
+    assert measured_seconds(timeline, min)["forward", "linear"] == 1.0
+
+
+def test_bytes_of_a_recording() -> None:
+    def wire(rank: int, sent: int | None, exchange: int | None = 1) -> Event:
+        return Event("wire", "label", 0.0, 1.0, rank, "main", exchange, FORWARD, 0, sent=sent)
+
+    timeline = Timeline((wire(0, 200), wire(0, 240), wire(0, 400), wire(1, 80), wire(2, 0), wire(2, None, None)))
+    sizes = measured_bytes(timeline, 7)
+    start, reduce = Action(Verb.START, "linear", FORWARD, 1), Action(Verb.REDUCE, "loss")
+    assert [sizes(start, 0, 1), sizes(start, 1, 0), sizes(start, 2, 1), sizes(reduce, 0, 1)] == [120, 40, 0, 7]
