@@ -43,7 +43,8 @@ constexpr int ROW_BATCH = 8; // rows that one call of RowKernels::encode takes a
 struct RowKernels {
     void (*encode)(int32_t bits, const float* const* x, int count, int64_t cols, bool nearest, const RowWords* words,
                    uint8_t* const* headers, uint8_t* const* codes, const float* const* next);
-    void (*decode)(int32_t bits, const uint8_t* header, const uint8_t* codes, int64_t cols, float* out);
+    void (*decode)(int32_t bits, const uint8_t* header, const uint8_t* codes, int64_t cols, bool dithered, RowWords words,
+                   float* out);
     void (*aim)(bool difference, const float* x, const float* state, float* target, int64_t cols);
     void (*remember)(bool difference, float part, const float* target, const float* values, float* state, int64_t cols);
     void (*receive)(const Receiver& to, const float* values, int64_t cols);
@@ -187,7 +188,7 @@ int32_t sylvie_isa() {
 int64_t sylvie_encode(const EncodeCall* call) {
     const Messages& m = call->messages;
     const RowKernels& kernels = kernels_for(m.isa);
-    const bool difference = call->variant == DIFFERENCE;
+    const bool difference = call->variant == DIFFERENCE, dithered = call->rounding == DITHERED;
     std::atomic<int64_t> bad{-1};
     for (int64_t peer = 0; peer < m.peers; ++peer) {
         const uint64_t words[4] = {call->header_word, uint64_t(m.row_starts[peer + 1] - m.row_starts[peer]),
@@ -230,9 +231,9 @@ int64_t sylvie_encode(const EncodeCall* call) {
                 }
                 ++count;
             }
-            kernels.encode(m.bits, x, count, m.cols, call->nearest, words, headers, codes, next);
+            kernels.encode(m.bits, x, count, m.cols, call->rounding == NEAREST, words, headers, codes, next);
             for (int r = 0; r < count && call->state; ++r) {
-                kernels.decode(m.bits, headers[r], codes[r], m.cols, values);
+                kernels.decode(m.bits, headers[r], codes[r], m.cols, dithered, words[r], values);
                 kernels.remember(difference, m.part, x[r], values, call->state + number[r] * m.cols, m.cols);
             }
         }
@@ -244,6 +245,7 @@ int64_t sylvie_decode(const DecodeCall* call) {
     const Messages& m = call->messages;
     const RowKernels& kernels = kernels_for(m.isa);
     std::atomic<int64_t> bad{-1};
+    const bool dithered = call->rounding == DITHERED;
     const bool direct = !call->accumulate && !call->state && !call->average;
     split_rows(m, [&](int64_t first, int64_t last) {
         std::vector<float> buffer(direct ? 0 : size_t(m.cols));
@@ -261,7 +263,8 @@ int64_t sylvie_decode(const DecodeCall* call) {
             at.seek(i);
             float* out = call->out + row * call->out_stride;
             float* values = direct ? out : buffer.data();
-            kernels.decode(m.bits, at.header, at.codes, m.cols, values);
+            const RowWords words = dithered ? row_words(call->stream, call->keys ? call->keys[i] : 0) : RowWords{};
+            kernels.decode(m.bits, at.header, at.codes, m.cols, dithered, words, values);
             if (direct) continue;
             kernels.receive({call->state ? call->state + i * m.cols : nullptr, m.part,
                              call->average ? call->average + i * m.cols : nullptr, call->weight, out,

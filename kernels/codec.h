@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+enum Rounding : int32_t { STOCHASTIC = 0, NEAREST = 1, DITHERED = 2 };
 enum Variant : int32_t { PLAIN = 0, DIFFERENCE = 1, FEEDBACK = 2 };
 
 struct Messages {              // where the messages of one exchange lie in one buffer
@@ -29,7 +30,7 @@ struct EncodeCall {
     uint64_t stream;      // hashing.stream_word
     uint64_t header_word; // first word of the header
     uint64_t step;        // last word of the header
-    int32_t nearest;
+    int32_t rounding;
     int32_t variant;
 };
 
@@ -39,10 +40,13 @@ struct DecodeCall {
     int64_t out_rows;
     int64_t out_stride;
     const int64_t* index; // [rows] or null: in order
+    const int64_t* keys;  // [rows] of dithered rounding, or null
+    uint64_t stream;
     float* state;         // [rows, cols] or null
     float* average;       // [rows, cols] or null
     float weight;
     int32_t accumulate;
+    int32_t rounding;
 };
 
 // Both return -1, or the first row (of all messages) whose index is out of bounds; that row was left out.

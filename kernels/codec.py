@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -96,8 +96,8 @@ def encode_peers(
         raise KernelError(f"x has {x.shape[0]} rows, the messages {layout.rows}", remedy="pass rows")
     _check_index("rows", rows, layout.rows, x.device)
     _check_index("row_keys", row_keys, layout.rows, x.device)
-    if row_keys is None and spec.rounding is Rounding.STOCHASTIC and spec.bits < 32:
-        raise KernelError("stochastic rounding without row_keys", remedy="pass the rows' global numbers")
+    if row_keys is None and spec.rounding is not Rounding.NEAREST and spec.bits < 32:
+        raise KernelError(f"{spec.rounding.value} rounding without row_keys", remedy="pass the rows' global numbers")
     if (state is None) == (spec.variant is not Variant.PLAIN):
         raise KernelError(f"{spec.variant.value} coding {'needs a' if state is None else 'takes no'} state")
     _check_state("state", state, layout, x.device)
@@ -139,6 +139,8 @@ def decode(
     average: torch.Tensor | None = None,
     weight: float = 1.0,
     step: int | None = None,
+    seed: int = 0,
+    row_keys: torch.Tensor | None = None,
     threads: int | None = None,
 ) -> torch.Tensor:
     """Unpack one message, and write its rows or add them to others.
@@ -157,7 +159,9 @@ def decode(
         average: float32 ``[rows, cols]``, updated in place: what is handed on is the exponential average
             ``average += weight * (value - average)`` of the values that arrive (after the difference).
         weight: Of the new values in the average, in (0, 1].
-        step: The step that the message must be of; None for any.
+        step: The step that the message must be of; None for any. Dithered rounding needs it.
+        seed: As in coding; dithered rounding needs it.
+        row_keys: int64 ``[rows]``, as in coding; dithered rounding needs them.
         threads: Of the CPU kernel; by default torch's number where there is work for them.
 
     Returns:
@@ -171,7 +175,7 @@ def decode(
     layout = MessageLayout((rows,), cols, spec, dtype)
     return decode_peers(
         message, layout, out=out, mode=mode, index=index, state=state, average=average, weight=weight, step=step,
-        threads=threads,
+        seed=seed, row_keys=row_keys, threads=threads,
     )  # fmt: skip
 
 
@@ -186,6 +190,8 @@ def decode_peers(
     average: torch.Tensor | None = None,
     weight: float = 1.0,
     step: int | None = None,
+    seed: int = 0,
+    row_keys: torch.Tensor | None = None,
     threads: int | None = None,
 ) -> torch.Tensor:
     """As :func:`decode`, for all messages of an exchange in one buffer; different messages may add to one row.
@@ -217,6 +223,10 @@ def decode_peers(
         raise KernelError(f"{layout.spec.variant.value} coding {'needs a' if state is None else 'takes no'} state")
     _check_state("state", state, layout, device)
     _check_state("average", average, layout, device)
+    _check_index("row_keys", row_keys, layout.rows, device)
+    dithered = layout.spec.rounding is Rounding.DITHERED and layout.spec.bits < 32
+    if dithered and (step is None or row_keys is None):
+        raise KernelError("decoding dithered rows without step and row_keys", remedy="pass what they were coded with")
     if not 0.0 < weight <= 1.0:
         raise KernelError(f"weight={weight} of an average", remedy="pass a number in (0, 1]")
     if device.type == "meta":
@@ -224,8 +234,17 @@ def decode_peers(
     if device.type != "cuda":
         for message, header in zip(layout.views(buffer), layout.headers(step or 0), strict=True):
             check_header(message, header, ignore_step=step is None)
-    _unpack(buffer, layout, out, index, mode is Mode.ADD, state, average, weight, step, _threads(threads, layout))
+    random = _Randomness(row_keys, stream_word(seed, step or 0)) if dithered else _Randomness(None, 0)
+    accumulate, threads = mode is Mode.ADD, _threads(threads, layout)
+    _unpack(buffer, layout, out, index, accumulate, state, average, weight, step, threads, random)
     return out
+
+
+class _Randomness(NamedTuple):
+    """What the receiver needs to draw the sender's random numbers again."""
+
+    keys: torch.Tensor | None
+    stream: int
 
 
 def _unpack(
@@ -239,6 +258,7 @@ def _unpack(
     weight: float,
     step: int | None,
     threads: int,
+    random: _Randomness,
 ) -> None:
     """Hand checked arguments to the kernel of the device."""
     if layout.spec.bits == 32:
@@ -247,18 +267,25 @@ def _unpack(
     if out.dtype != torch.float32 or (out.shape[1] > 1 and out.stride(1) != 1):
         # Other dtypes take the values as float32 first: their row states are float32 as well.
         values = torch.empty(layout.rows, layout.cols, dtype=torch.float32, device=out.device)
-        _unpack(buffer, layout, values, None, False, state, average, weight, step, threads)
+        _unpack(buffer, layout, values, None, False, state, average, weight, step, threads, random)
         starts = layout.row_starts
         for start, stop in pairwise(starts):
             where = torch.arange(start, stop, device=out.device) if index is None else index[start:stop]
             exact.put(out, where, values[start:stop], accumulate)
         return
+    keys, stream = random
     if out.device.type == "cpu" and cpu.available():
-        cpu.decode_messages(buffer, layout, out, index, accumulate, state, average, weight, threads)
+        cpu.decode_messages(
+            buffer, layout, out, index, accumulate, state, average, weight, threads, keys=keys, stream=stream
+        )
     elif out.device.type == "cuda" and cuda.available():
-        cuda.decode_messages(buffer, layout, out, index, accumulate, state, average, weight, step=step)
+        cuda.decode_messages(
+            buffer, layout, out, index, accumulate, state, average, weight, step=step, keys=keys, stream=stream
+        )
     else:
-        reference.decode_messages(buffer, layout, out, index, accumulate, state, average, weight)
+        reference.decode_messages(
+            buffer, layout, out, index, accumulate, state, average, weight, keys=keys, stream=stream
+        )
 
 
 def _threads(threads: int | None, layout: MessageLayout) -> int:

@@ -48,7 +48,7 @@ class _EncodeCall(ctypes.Structure):
         ("stream", ctypes.c_uint64),
         ("header_word", ctypes.c_uint64),
         ("step", ctypes.c_uint64),
-        ("nearest", ctypes.c_int32),
+        ("rounding", ctypes.c_int32),
         ("variant", ctypes.c_int32),
     )
 
@@ -60,10 +60,13 @@ class _DecodeCall(ctypes.Structure):
         ("out_rows", ctypes.c_int64),
         ("out_stride", ctypes.c_int64),
         ("index", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("stream", ctypes.c_uint64),
         ("state", ctypes.c_void_p),
         ("average", ctypes.c_void_p),
         ("weight", ctypes.c_float),
         ("accumulate", ctypes.c_int32),
+        ("rounding", ctypes.c_int32),
     )
 
 
@@ -150,7 +153,7 @@ def encode_messages(
     word, _, _, last = header_words(0, layout.cols, spec, torch.float32, step)
     call = _EncodeCall(
         messages, x.data_ptr(), x.shape[0], x.stride(0), _pointer(rows), _pointer(keys), _pointer(state),
-        stream, word, last, spec.rounding is Rounding.NEAREST, list(Variant).index(spec.variant),
+        stream, word, last, list(Rounding).index(spec.rounding), list(Variant).index(spec.variant),
     )  # fmt: skip
     bad = _loaded().sylvie_encode(ctypes.byref(call))
     del keep
@@ -169,12 +172,16 @@ def decode_messages(
     weight: float,
     threads: int = 1,
     isa: int = BEST_ISA,
+    keys: torch.Tensor | None = None,
+    stream: int = 0,
 ) -> None:
     """As :func:`sylvie_fx.kernels.reference.decode_messages`, of tensors in host memory.
 
     Args:
         threads: Split the rows over so many threads.
         isa: The best instruction set to use, a key of ``ISA_NAMES``.
+        keys: As in the reference.
+        stream: As in the reference.
 
     Raises:
         KernelError: For a row that ``out`` does not have.
@@ -188,8 +195,8 @@ def decode_messages(
             messages.offsets += 8 * part
             messages.peers = 1
         call = _DecodeCall(
-            messages, out.data_ptr(), out.shape[0], out.stride(0), _pointer(index), _pointer(state),
-            _pointer(average), weight, accumulate,
+            messages, out.data_ptr(), out.shape[0], out.stride(0), _pointer(index), _pointer(keys), stream,
+            _pointer(state), _pointer(average), weight, accumulate, list(Rounding).index(layout.spec.rounding),
         )  # fmt: skip
         bad = _loaded().sylvie_decode(ctypes.byref(call))
         del keep

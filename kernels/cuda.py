@@ -123,7 +123,7 @@ def encode_messages(
     arguments = [
         _pointer(x), i64(x.shape[0]), i64(x.stride(0)), _pointer(rows), _pointer(keys), _pointer(state),
         _pointer(tables[0]), _pointer(tables[1]), _pointer(buffer), i64(len(layout.counts)), i64(layout.cols),
-        u64(stream), u64(word), u64(last), i32(spec.rounding is Rounding.NEAREST),
+        u64(stream), u64(word), u64(last), i32(list(Rounding).index(spec.rounding)),
         i32(list(Variant).index(spec.variant)), ctypes.c_float(spec.part),
     ]  # fmt: skip
     _launch("encode_rows", spec.bits, x.device, layout.rows, arguments)
@@ -140,12 +140,16 @@ def decode_messages(
     weight: float,
     threads: int = 1,
     step: int | None = None,
+    keys: torch.Tensor | None = None,
+    stream: int = 0,
 ) -> None:
     """As :func:`sylvie_fx.kernels.reference.decode_messages`, of tensors on one GPU.
 
     Args:
         threads: No effect here.
         step: The step that the messages must be of; None for any. Rows of another message read as NaN.
+        keys: As in the reference.
+        stream: As in the reference.
     """
     del threads
     _check_alignment(buffer)
@@ -163,6 +167,7 @@ def decode_messages(
             _pointer(buffer), _pointer(tables[0, first:]), _pointer(tables[1, first:]), i64(number), i64(layout.cols),
             u64(word), u64(last), i32(step is None), _pointer(out), i64(out.shape[0]), i64(out.stride(0)),
             _pointer(index), _pointer(state), ctypes.c_float(layout.spec.part), _pointer(average),
-            ctypes.c_float(weight), i32(accumulate),
+            ctypes.c_float(weight), i32(accumulate), _pointer(keys), u64(stream),
+            i32(list(Rounding).index(layout.spec.rounding)),
         ]  # fmt: skip
         _launch("decode_rows", layout.spec.bits, buffer.device, rows, arguments)

@@ -14,6 +14,12 @@ instruction. With h uniform, E[code] = T / 2**F, so E[value] = x within 2**-15 o
 float32 rounding of the value: unbiased against the header as sent. At 1, 2 and 4 bits both ends of the row's levels
 are always kept exactly. The variance of a value is (hi - x)(x - lo) for the levels around it: at most a quarter of
 the step squared.
+
+Dithered rounding has the same codes; the receiver draws the same h and takes the middle of the values that give the code:
+
+    value = (k + (2 ((code << F) - h) + 2**F - 1) * (m / (L-1) * 2**-(F+1))) * 2**e
+
+The factor of the step is an integer below 2**24, so it is exact. The error is uniform over one step, whatever x is.
 """
 
 from __future__ import annotations
@@ -80,6 +86,17 @@ def _levels(k: torch.Tensor, m: torch.Tensor, exponent: torch.Tensor, codes: tor
     """The values of codes ``[rows, n]``; saturates where the level above the largest float32 would be infinite."""
     step = m.to(torch.float32) / float(steps)
     quanta = k.to(torch.float32)[:, None] + codes.to(torch.float32) * step[:, None]
+    return (quanta * _power_of_two(exponent)[:, None]).clamp(-FLOAT_MAX, FLOAT_MAX)
+
+
+def _middles(
+    k: torch.Tensor, m: torch.Tensor, exponent: torch.Tensor, codes: torch.Tensor, bits: int, random: torch.Tensor
+) -> torch.Tensor:
+    """The values of dithered codes ``[rows, n]``; ``random``: the 16-bit thresholds that coding used."""
+    fraction = fraction_bits(bits)
+    step = m.to(torch.float32) / float((1 << bits) - 1) * 2.0 ** -(fraction + 1)
+    halves = 2 * ((codes << fraction) - (random >> (16 - fraction))) + (1 << fraction) - 1
+    quanta = k.to(torch.float32)[:, None] + halves.to(torch.float32) * step[:, None]
     return (quanta * _power_of_two(exponent)[:, None]).clamp(-FLOAT_MAX, FLOAT_MAX)
 
 
@@ -160,7 +177,7 @@ def encode_rows(x: torch.Tensor, spec: CodecSpec, stream: int, keys: torch.Tenso
         uint8 ``[rows, 4]`` (at 16 bits ``[rows, 0]``) and uint8 ``[rows, spec.code_bytes(cols)]``.
     """
     rows, cols = x.shape
-    random = thresholds(stream, keys, cols) if spec.rounding is Rounding.STOCHASTIC else None
+    random = None if spec.rounding is Rounding.NEAREST else thresholds(stream, keys, cols)
     if spec.bits == 16:
         return x.new_empty((rows, 0), dtype=torch.uint8), _bfloat16(x, random)
     finite = x.isfinite().all(1)
@@ -183,8 +200,10 @@ def encode_rows(x: torch.Tensor, spec: CodecSpec, stream: int, keys: torch.Tenso
     return header, pack(codes, spec.bits)
 
 
-def decode_rows(header: torch.Tensor, codes: torch.Tensor, spec: CodecSpec, cols: int) -> torch.Tensor:
-    """The inverse of :func:`encode_rows`: float32 ``[rows, cols]``."""
+def decode_rows(
+    header: torch.Tensor, codes: torch.Tensor, spec: CodecSpec, cols: int, stream: int, keys: torch.Tensor
+) -> torch.Tensor:
+    """The inverse of :func:`encode_rows`: float32 ``[rows, cols]``; stream and keys serve dithered rounding alone."""
     if spec.bits == 16:
         low, high = codes.to(torch.int32).view(codes.shape[0], cols, 2).unbind(2)
         return (low << 16 | high << 24).view(torch.float32)
@@ -192,7 +211,11 @@ def decode_rows(header: torch.Tensor, codes: torch.Tensor, spec: CodecSpec, cols
     k = ((fields[:, 0] | fields[:, 1] << 8) ^ 0x8000) - 0x8000
     m, biased = fields[:, 2], fields[:, 3]
     steps = (1 << spec.bits) - 1
-    values = _levels(k, m, biased.clamp(1, 254) - 127, unpack(codes, spec.bits, cols), steps)
+    exponent, code = biased.clamp(1, 254) - 127, unpack(codes, spec.bits, cols)
+    if spec.rounding is Rounding.DITHERED:
+        values = _middles(k, m, exponent, code, spec.bits, thresholds(stream, keys, cols))
+    else:
+        values = _levels(k, m, exponent, code, steps)
     special = torch.where(k == 0, torch.nan, torch.where(k == 1, torch.inf, -torch.inf)).to(torch.float32)
     return torch.where((biased == NON_FINITE)[:, None], special[:, None], values)
 
@@ -249,7 +272,7 @@ def encode_messages(
     Args:
         x: float32 ``[n, cols]``.
         rows: int64 ``[layout.rows]``, the rows of ``x`` to send, peer after peer; None for all in order.
-        keys: int64 ``[layout.rows]``, their global numbers; may be None for nearest rounding.
+        keys: int64 ``[layout.rows]``, what keys their randomness; may be None for nearest rounding.
         layout: Where each message lies.
         stream: From :func:`~sylvie_fx.kernels.hashing.stream_word`.
         step: Goes into the headers.
@@ -267,7 +290,7 @@ def encode_messages(
         source = source - state if spec.variant is Variant.DIFFERENCE else source + state
     header, codes = encode_rows(source, spec, stream, keys)
     if state is not None:
-        values = decode_rows(header, codes, spec, layout.cols)
+        values = decode_rows(header, codes, spec, layout.cols, stream, keys)
         if spec.variant is Variant.DIFFERENCE:
             advance_state(state, values, spec.part)
         else:
@@ -290,6 +313,8 @@ def decode_messages(
     average: torch.Tensor | None,
     weight: float,
     threads: int = 1,
+    keys: torch.Tensor | None = None,
+    stream: int = 0,
 ) -> None:
     """Read the messages of one exchange, at 16 bits and below. Arguments are checked by the caller.
 
@@ -304,8 +329,12 @@ def decode_messages(
         average: float32 ``[layout.rows, cols]``, the exponential average of what arrives; updated in place.
         weight: Of the new values in the average, in (0, 1].
         threads: Of the C++ kernel; no effect here.
+        keys: int64 ``[layout.rows]``, what keyed the randomness of the rows; needed for dithered rounding alone.
+        stream: As in coding.
     """
     del threads
+    if keys is None:
+        keys = torch.zeros(layout.rows, dtype=torch.int64, device=buffer.device)
     spec, starts = layout.spec, layout.row_starts
     for message, (start, stop) in zip(layout.views(buffer), pairwise(starts), strict=True):
         count = stop - start
@@ -313,7 +342,7 @@ def decode_messages(
         split = HEADER_BYTES + width * count
         header = message[HEADER_BYTES:split].view(count, width)
         codes = message[split:].view(count, spec.code_bytes(layout.cols))
-        values = decode_rows(header, codes, spec, layout.cols)
+        values = decode_rows(header, codes, spec, layout.cols, stream, keys[start:stop])
         if state is not None:
             values = advance_state(state[start:stop], values, spec.part)
         if average is not None:

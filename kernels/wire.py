@@ -2,7 +2,8 @@
 
 Everything is little-endian. A message of ``rows`` x ``cols`` values at ``bits`` bits is, in this order:
 
-1. the header, 32 bytes, four 64-bit words: ``magic | version | bits | dtype | flags``, ``rows``, ``cols``, ``step``;
+1. the header, 32 bytes, four 64-bit words: ``magic | version | bits | dtype | flags``, ``rows``, ``cols``, ``step``
+   (the flags: the number of the variant, and 16 for dithered rounding);
 2. at 1, 2, 4 and 8 bits one row header of 4 bytes a row: ``k`` (signed 16 bit), ``m`` (8 bit), ``e + 127`` (8 bit);
 3. the codes, each row padded to whole bytes with zero bits. At 1 bit column ``c`` is bit ``c % 8`` of byte ``c // 8``.
    At 2, 4 and 8 bits each block of 64 columns (the last may have fewer) takes ``s = ceil(columns * bits / 8)`` bytes,
@@ -54,13 +55,16 @@ class Rounding(enum.Enum):
     """How a value becomes one of the levels beside it.
 
     ``STOCHASTIC`` is unbiased: up with the probability of the distance to the level below (QSGD, Alistarh et al.,
-    2017). ``NEAREST`` is deterministic and has the smaller error. At one bit its two levels are the means of the
-    values above and below the row's mean (1-bit SGD, Seide et al., 2014): rounding to the row's extremes would
-    return more error than signal.
+    2017). ``DITHERED`` writes the same codes, and the receiver, who can draw the same random number, takes off what it
+    added (subtractive dither, Roberts, 1962): as unbiased, with an error that is uniform over one step whatever the
+    value, of a variance of step^2 / 12 where stochastic rounding of evenly spread values has step^2 / 6. ``NEAREST``
+    is deterministic and has the smaller error. At one bit its two levels are the means of the values above and below
+    the row's mean (1-bit SGD, Seide et al., 2014): rounding to the row's extremes would return more error than signal.
     """
 
     STOCHASTIC = "stochastic"
     NEAREST = "nearest"
+    DITHERED = "dithered"
 
 
 class Variant(enum.Enum):
@@ -89,8 +93,8 @@ class CodecSpec:
         part: Of difference coding: how much of a decoded difference the reconstruction moves by, in (0, 1].
 
     Raises:
-        KernelError: For other bits or parts, or for a variant with state and one-bit stochastic rounding that moves the
-            state by more than half: it diverges.
+        KernelError: For other bits or parts, for dithered rounding at 16 bits, or for a variant with state and one-bit
+            random rounding that moves the state by more than half: it diverges.
 
     >>> CodecSpec(bits=1).row_bytes(256)
     36
@@ -110,10 +114,12 @@ class CodecSpec:
                 f"part={self.part!r} of {self.variant.value} coding",
                 remedy="pass a number in (0, 1], below 1 for difference coding alone",
             )
+        if self.rounding is Rounding.DITHERED and self.bits == 16:
+            raise KernelError("dithered rounding to bfloat16", remedy="use stochastic rounding at 16 bits")
         stateful = self.variant is not Variant.PLAIN and self.part > 0.5
-        if stateful and self.bits == 1 and self.rounding is Rounding.STOCHASTIC:
+        if stateful and self.bits == 1 and self.rounding is not Rounding.NEAREST:
             raise KernelError(
-                f"{self.variant.value} coding with stochastic rounding at one bit",
+                f"{self.variant.value} coding with {self.rounding.value} rounding at one bit",
                 why="its error is several times the signal, and the state feeds the error back: it diverges",
                 remedy="use Rounding.NEAREST, two bits, or difference coding with a part of 0.5 or less",
             )
@@ -159,7 +165,7 @@ def dtype_code(dtype: torch.dtype) -> int:
 def header_words(rows: int, cols: int, spec: CodecSpec, dtype: torch.dtype, step: int) -> tuple[int, int, int, int]:
     """The header's four unsigned 64-bit words. The dtype is part of the format at 32 bits only."""
     dtype_field = dtype_code(dtype) if spec.bits == 32 else 0
-    flags = list(Variant).index(spec.variant)
+    flags = list(Variant).index(spec.variant) | (spec.rounding is Rounding.DITHERED) << 4
     return MAGIC | VERSION << 32 | spec.bits << 40 | dtype_field << 48 | flags << 56, rows, cols, step & (2**64 - 1)
 
 

@@ -1,8 +1,8 @@
 """Adaptive bits: measure how coarse each exchange's rows would be, and spend a budget of bytes where it helps most.
 
 As in AdaQP (Wan, Zhao, Wu; MLSys 2023), and simpler: one width for each exchange and direction, chosen greedily. The
-variance of stochastic rounding of a row to L levels over its span s is s^2 / (6 (L - 1)^2) a number on average, so that
-one number an exchange (the sum of squared spans) tells the error at every width.
+variance of stochastic rounding of a row to L levels over its span s is s^2 / (6 (L - 1)^2) a number on average, half of
+that where rounding is dithered, so that one number an exchange (the sum of squared spans) tells the error at every width.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Measure:
     """What one channel measured of the rows of one step, on one rank.
 
     Attributes:
-        spread: Sum over rows of columns * span^2 / 6: the variance at one level of width.
+        spread: Sum over rows of columns * span^2 / 6, dithered / 12: the variance at one level of width.
         power: Sum of squared numbers.
         rows: Rows sent.
         columns: Numbers a row.
@@ -45,7 +45,7 @@ class Measure:
     columns: int = 0
 
     @staticmethod
-    def of(rows: Tensor, reference: Tensor | None) -> Measure:
+    def of(rows: Tensor, reference: Tensor | None, rounding: str = "stochastic") -> Measure:
         """Measure rows ``[n, columns]``, or their difference to what the other end already has."""
         n, columns = rows.shape
         if n == 0 or columns == 0:
@@ -53,7 +53,7 @@ class Measure:
         values = rows.to(torch.float32)
         coded = values if reference is None else values - reference
         low, high = coded.aminmax(dim=1)
-        spread = (high - low).double().square().sum().item() * columns / 6.0
+        spread = (high - low).double().square().sum().item() * columns / (12.0 if rounding == "dithered" else 6.0)
         return Measure(spread, values.double().square().sum().item(), n, columns)
 
     def tensor(self) -> list[float]:

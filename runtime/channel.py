@@ -16,19 +16,43 @@ from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
 from sylvie_fx.runtime.adaptive import Measure
 from sylvie_fx.runtime.exchange import Link
 from sylvie_fx.runtime.timeline import Recorder
-from sylvie_fx.runtime.transport import Pending
-
-SHIFT_PART = {1: 0.2, 2: 0.5, 4: 0.9, 8: 1.0, 16: 1.0}
-"""How far a shift moves: about 1 / (1 + w), with w the variance of the rounding relative to the rows' own, measured for
-Gaussian rows of 16 to 256 numbers."""
+from sylvie_fx.runtime.transport import Pending, Transport
 
 
 def codec_spec(coding: Coding) -> CodecSpec:
     """The codec of a coding; a shift is difference coding that moves by a part."""
     rounding = Rounding(coding.rounding)
     if coding.variant == "shift":
-        return CodecSpec(coding.bits, rounding, Variant.DIFFERENCE, SHIFT_PART[coding.bits])
+        return CodecSpec(coding.bits, rounding, Variant.DIFFERENCE, SHIFT_PART[rounding, coding.bits])
     return CodecSpec(coding.bits, rounding, Variant(coding.variant))
+
+
+SHIFT_PART = {
+    (Rounding.STOCHASTIC, 1): 0.2,
+    (Rounding.STOCHASTIC, 2): 0.5,
+    (Rounding.STOCHASTIC, 4): 0.9,
+    (Rounding.STOCHASTIC, 8): 1.0,
+    (Rounding.DITHERED, 1): 0.35,
+    (Rounding.DITHERED, 2): 0.75,
+    (Rounding.DITHERED, 4): 1.0,
+    (Rounding.DITHERED, 8): 1.0,
+}
+"""How far a shift moves: about 1 / (1 + w), with w the variance of the rounding relative to the rows' own, measured for
+Gaussian rows of 16 to 256 numbers."""
+
+
+def keys_sent(ids: Tensor, transport: Transport) -> Tensor:
+    """What keys the rounding of rows that this rank sends: their global numbers and the sender.
+
+    Without the sender, ranks that return gradients of one row would all err in the same direction.
+    """
+    return ids * transport.size + transport.rank
+
+
+def keys_arriving(ids: Tensor, counts: tuple[int, ...]) -> Tensor:
+    """The same of rows that arrive: ``counts`` from each peer, peer after peer."""
+    senders = torch.arange(len(counts), device=ids.device)
+    return ids * len(counts) + senders.repeat_interleave(torch.tensor(counts, device=ids.device))
 
 
 @dataclass(eq=False)
@@ -58,6 +82,7 @@ class Flight:
     arrived: Tensor
     pending: Pending
     step: int
+    seed: int
     number: int
     label: str
     recorder: Recorder
@@ -73,9 +98,10 @@ class Channel:
     Attributes:
         coding: How rows travel.
         rows: int64: rows of the sent tensor, peer after peer; None: all of them, in order.
-        keys: int64: their global numbers, which key the rounding.
+        keys: int64: what keys their rounding, from :func:`keys_sent`.
         send_counts: Rows for each peer.
         receive_counts: Rows from each peer.
+        receive_keys: int64: what keys the rounding of the rows that arrive, from :func:`keys_arriving`.
         places: int64: rows of the result for what arrives, peer after peer; None: the first rows, in order.
         sent: float32 ``[rows, columns]``: reconstruction (or error) that the sender keeps; None until the first message,
             and for plain coding.
@@ -90,6 +116,7 @@ class Channel:
     keys: Tensor
     send_counts: tuple[int, ...]
     receive_counts: tuple[int, ...]
+    receive_keys: Tensor
     places: Tensor | None
     sent: Tensor | None = None
     received: Tensor | None = None
@@ -119,7 +146,7 @@ class Channel:
         if self.measuring:
             reference = self.sent if spec.variant is Variant.DIFFERENCE else None
             chosen = values.detach() if self.rows is None else values.detach().index_select(0, self.rows)
-            self.measure = Measure.of(chosen, reference)
+            self.measure = Measure.of(chosen, reference, self.coding.rounding)
         stateful = spec.variant is not Variant.PLAIN
         if stateful and (self.sent is None or self.sent.shape[1] != columns):
             # The first message is exact: a reconstruction of zeros would take many steps to approach the rows.
@@ -135,7 +162,7 @@ class Channel:
         receives = _for_peers(wire.incoming, arrived, self.receive_counts)
         pending = link.transport.exchange(sends, receives, label)
         self._started += 1
-        return Flight(wire, buffer, arrived, pending, step, self._started, label, link.recorder)
+        return Flight(wire, buffer, arrived, pending, step, seed, self._started, label, link.recorder)
 
     def finish(self, flight: Flight, out: Tensor | None, *, add: bool, smooth: float | None = None) -> Tensor:
         """Wait for a transfer, and put what arrived into ``out``.
@@ -172,7 +199,7 @@ class Channel:
             decode_peers(
                 flight.arrived, layout, out=out, mode="add" if add else "write", index=places,
                 state=self.received if difference else None, average=None if smooth is None else self.average,
-                weight=weight, step=flight.step,
+                weight=weight, step=flight.step, seed=flight.seed, row_keys=self.receive_keys,
             )  # fmt: skip
         self._finished += 1
         flight.wire.free.append((flight.sent, flight.arrived))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sylvie_fx.ir.coding import Coding
-from sylvie_fx.runtime.channel import Channel
+from sylvie_fx.runtime.channel import Channel, keys_arriving, keys_sent
 from sylvie_fx.runtime.exchange import Link
 
 
@@ -38,8 +38,15 @@ class CodedLink:
         halo_rows = torch.arange(plan.own, plan.own + plan.halo, device=device)
         halo_ids = plan.halo_ids.to(device)
         sent = tuple(len(s) for s in link.send_rows)
-        towards = Channel(outward, rows, own_ids[rows], sent, plan.receive_counts, halo_rows)
-        returning = Channel(backward, halo_rows, halo_ids, plan.receive_counts, sent, rows)
+        transport, here = link.transport, own_ids[rows]
+        towards = Channel(
+            outward, rows, keys_sent(here, transport), sent, plan.receive_counts,
+            keys_arriving(halo_ids, plan.receive_counts), halo_rows,
+        )  # fmt: skip
+        returning = Channel(
+            backward, halo_rows, keys_sent(halo_ids, transport), plan.receive_counts, sent,
+            keys_arriving(here, sent), rows,
+        )  # fmt: skip
         return CodedLink(link, towards, returning, seed)
 
     def bring(self, rows: Tensor, label: str, step: int) -> Tensor:

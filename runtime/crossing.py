@@ -12,7 +12,7 @@ from torch import Tensor
 from sylvie_fx.ir.coding import EXACT, ExchangeCoding
 from sylvie_fx.ir.pace import Pace
 from sylvie_fx.runtime.carrier import Carrier, ExactCarrier
-from sylvie_fx.runtime.channel import Channel
+from sylvie_fx.runtime.channel import Channel, keys_arriving, keys_sent
 from sylvie_fx.runtime.direction import Direction
 from sylvie_fx.runtime.exchange import Link
 from sylvie_fx.runtime.lanes import Courier
@@ -81,13 +81,15 @@ class Crossing:
         plan, device = link.plan, own_ids.device
         rows = torch.cat(link.send_rows)
         sent = tuple(len(s) for s in link.send_rows)
-        everything = torch.arange(plan.halo, device=device)
+        everything, halo_ids = torch.arange(plan.halo, device=device), plan.halo_ids.to(device)
         out: Carrier = ExactCarrier(rows, sent, plan.receive_counts, everything)
         back: Carrier = ExactCarrier(everything, plan.receive_counts, sent, rows)
         if coding.forward != EXACT:
-            out = Channel(coding.forward, rows, own_ids[rows], sent, plan.receive_counts, everything)
+            keys, arriving = keys_sent(own_ids[rows], link.transport), keys_arriving(halo_ids, plan.receive_counts)
+            out = Channel(coding.forward, rows, keys, sent, plan.receive_counts, arriving, everything)
         if coding.backward != EXACT:
-            back = Channel(coding.backward, None, plan.halo_ids.to(device), plan.receive_counts, sent, rows)
+            keys, arriving = keys_sent(halo_ids, link.transport), keys_arriving(own_ids[rows], sent)
+            back = Channel(coding.backward, None, keys, plan.receive_counts, sent, arriving, rows)
         return Crossing(
             link,
             Direction(out, link, f"{label} forward", courier, seed, pace.forward, line),

@@ -16,6 +16,7 @@ static const int LAST = BITS == 16 ? 0 : (1 << (BITS & 15)) - 1;  // the last co
 static const int FRACTION = BITS == 8 ? 15 : 16;                  // bits of T below one step
 static const int HEADER_BYTES = 32, ROW_HEADER_BYTES = BITS == 16 ? 0 : 4;
 static const int HELD = 8;  // values of a row that a lane keeps in registers between the passes: 256 columns
+enum Rounding { STOCHASTIC = 0, NEAREST = 1, DITHERED = 2 };
 enum Variant { PLAIN = 0, DIFFERENCE = 1, FEEDBACK = 2 };
 
 struct Grid {
@@ -68,7 +69,7 @@ __device__ __forceinline__ int fixed_point(float v, Scale s) {
 }
 
 struct Levels {
-    float k, step, unit, special;
+    float k, step, half, unit, special; // half: of a unit of T, for dithered rounding
     bool is_special;
 };
 
@@ -78,12 +79,22 @@ __device__ __forceinline__ Levels levels_of(Grid grid) {
     l.special = __uint_as_float(grid.k == 0 ? 0x7FC00000u : grid.k == 1 ? INFINITE : INFINITE | 0x80000000u);
     l.k = (float)grid.k;
     l.step = (float)grid.m / (float)(LAST ? LAST : 1);
+    l.half = l.step * power_of_two(-FRACTION - 1);
     l.unit = power_of_two(min(max(grid.biased, 1), 254) - 127);
     return l;
 }
 
 __device__ __forceinline__ float level(int code, Levels l) {
     return l.is_special ? l.special : saturate((l.k + (float)code * l.step) * l.unit);
+}
+
+// The 16 bits of a hash that a column of the block uses.
+__device__ __forceinline__ u32 random_of(u32 hash, bool second) { return second ? hash >> 16 : hash & 0xFFFFu; }
+
+// Of dithered rounding: the middle of the values that give a code.
+__device__ __forceinline__ float middle(int code, u32 random, Levels l) {
+    const int halves = ((code << FRACTION) - (int)(random >> (16 - FRACTION))) * 2 + (1 << FRACTION) - 1;
+    return l.is_special ? l.special : saturate((l.k + (float)halves * l.half) * l.unit);
 }
 
 __device__ __forceinline__ u32 bfloat16_of(float v, u32 random, bool nearest) {
@@ -101,7 +112,7 @@ struct Row {
     i64 cols;
     int lane, variant;
     float part;
-    bool nearest, two_means;
+    bool nearest, dithered, two_means;
     u32 low, high;
     i64 mean;
     Scale scale;
@@ -123,8 +134,10 @@ __device__ __forceinline__ int code_of(const Row& row, float v, u32 random) {
     return min((fixed + threshold) >> FRACTION, LAST);
 }
 
-__device__ __forceinline__ void update_state(const Row& row, i64 c, float v, int code) {
-    const float value = BITS == 16 ? __uint_as_float((u32)code << 16) : level(code, row.levels);
+__device__ __forceinline__ void update_state(const Row& row, i64 c, float v, int code, u32 random) {
+    const float value = BITS == 16     ? __uint_as_float((u32)code << 16)
+                        : row.dithered ? middle(code, random, row.levels)
+                                       : level(code, row.levels);
     const float next = row.variant == DIFFERENCE ? row.state[c] + row.part * value : v - value;
     row.state[c] = finite(next) ? next : 0.0f;
 }
@@ -135,11 +148,11 @@ __device__ __forceinline__ void quantise64(const Row& row, i64 block, float firs
     const int n = (int)min(row.cols - start, (i64)64);
     const u32 hash = row.nearest ? 0 : hash_of(row.low, row.high, (u32)block * 32 + row.lane);
     const bool has_first = row.lane < n, has_second = row.lane + 32 < n;
-    const int a = has_first ? code_of(row, first, hash & 0xFFFF) : 0;
-    const int b = has_second ? code_of(row, second, hash >> 16) : 0;
+    const int a = has_first ? code_of(row, first, random_of(hash, false)) : 0;
+    const int b = has_second ? code_of(row, second, random_of(hash, true)) : 0;
     if (row.state) {
-        if (has_first) update_state(row, start + row.lane, first, a);
-        if (has_second) update_state(row, start + 32 + row.lane, second, b);
+        if (has_first) update_state(row, start + row.lane, first, a, random_of(hash, false));
+        if (has_second) update_state(row, start + 32 + row.lane, second, b, random_of(hash, true));
     }
     if (BITS == 1) {
         const u32 low_word = __ballot_sync(ALL, a), high_word = __ballot_sync(ALL, b);
@@ -206,7 +219,7 @@ __device__ __forceinline__ i64 peer_of(i64 row, const i64* row_starts, i64 peers
 extern "C" __global__ void encode_rows(
     const float* __restrict__ x, i64 x_rows, i64 x_stride, const i64* rows, const i64* keys, float* state,
     const i64* row_starts, const i64* offsets, u8* buffer, i64 peers, i64 cols, u64 stream, u64 header_word, u64 step,
-    int nearest, int variant, float part) {
+    int rounding, int variant, float part) {
     for (i64 p = (i64)blockIdx.x * blockDim.x + threadIdx.x; p < peers; p += (i64)gridDim.x * blockDim.x) {
         u64* header = (u64*)(buffer + offsets[p]);
         header[0] = header_word;
@@ -230,7 +243,8 @@ extern "C" __global__ void encode_rows(
     row.lane = threadIdx.x & 31;
     row.variant = variant;
     row.part = part;
-    row.nearest = nearest != 0;
+    row.nearest = rounding == NEAREST;
+    row.dithered = rounding == DITHERED;
     row.two_means = false;
     row.mean = 0;
     row_words(stream, keys ? keys[number] : 0, &row.low, &row.high);
@@ -322,7 +336,7 @@ extern "C" __global__ void encode_rows(
 extern "C" __global__ void decode_rows(
     const u8* buffer, const i64* row_starts, const i64* offsets, i64 peers, i64 cols, u64 header_word, u64 step,
     int any_step, float* out, i64 out_rows, i64 out_stride, const i64* index, float* state, float part, float* average,
-    float weight, int accumulate) {
+    float weight, int accumulate, const i64* keys, u64 stream, int rounding) {
     const i64 first_row = row_starts[0], thread = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const i64 number = first_row + thread / 32;
     if (number >= row_starts[peers]) return;
@@ -346,28 +360,37 @@ extern "C" __global__ void decode_rows(
         levels = levels_of({k, (int)(fields >> 16 & 255), (int)(fields >> 24)});
     }
     const int lane = (int)(threadIdx.x & 31);
-#pragma unroll 4
-    for (i64 c = lane; c < cols; c += 32) {
-        float v;
-        if (BITS == 16) {
-            v = __uint_as_float(expected ? (u32)((const unsigned short*)codes)[c] << 16 : 0x7FC00000u);
-        } else if (BITS == 1) {
-            v = level(codes[c >> 3] >> (c & 7) & 1, levels);
-        } else {
-            const int n = (int)min(cols - c / 64 * 64, (i64)64), bytes = (n * BITS + 7) / 8, within_block = (int)(c & 63);
-            const int byte = codes[c / 64 * 8 * BITS + within_block % bytes];
-            v = level(byte >> (within_block / bytes * BITS) & LAST, levels);
+    const bool dithered = rounding == DITHERED;
+    u32 low = 0, high = 0;
+    if (dithered) row_words(stream, keys ? keys[number] : 0, &low, &high);
+#pragma unroll 2
+    for (i64 start = 0; start < cols; start += 64) {
+        const u32 hash = dithered ? hash_of(low, high, (u32)(start / 2) + lane) : 0;
+        const int n = (int)min(cols - start, (i64)64), bytes = (n * BITS + 7) / 8;
+#pragma unroll
+        for (int part_of = 0; part_of < 2; ++part_of) {
+            const int within_block = lane + 32 * part_of;
+            const i64 c = start + within_block;
+            if (within_block >= n) continue;
+            float v;
+            if (BITS == 16) {
+                v = __uint_as_float(expected ? (u32)((const unsigned short*)codes)[c] << 16 : 0x7FC00000u);
+            } else {
+                const int code = BITS == 1 ? codes[c >> 3] >> (c & 7) & 1
+                                           : codes[start / 8 * BITS + within_block % bytes] >> (within_block / bytes * BITS) & LAST;
+                v = dithered ? middle(code, random_of(hash, part_of != 0), levels) : level(code, levels);
+            }
+            if (state) {
+                const float known = state[c], next = known + part * v;
+                state[c] = finite(next) ? next : 0.0f;
+                v = known + v;
+            }
+            if (average) {
+                const float old = average[c];
+                v = weight == 1.0f ? v : old + weight * (v - old);
+                average[c] = finite(v) ? v : old;
+            }
+            out[c] = accumulate ? out[c] + v : v;
         }
-        if (state) {
-            const float known = state[c], next = known + part * v;
-            state[c] = finite(next) ? next : 0.0f;
-            v = known + v;
-        }
-        if (average) {
-            const float old = average[c];
-            v = weight == 1.0f ? v : old + weight * (v - old);
-            average[c] = finite(v) ? v : old;
-        }
-        out[c] = accumulate ? out[c] + v : v;
     }
 }

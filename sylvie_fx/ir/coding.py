@@ -13,9 +13,10 @@ class Coding:
 
     Attributes:
         bits: Bits a number; 32 sends the numbers as they are.
-        rounding: ``stochastic`` (unbiased) or ``nearest``.
+        rounding: ``stochastic`` (unbiased), ``dithered`` (unbiased too, and the receiver takes off the noise that was added:
+            half the variance) or ``nearest``.
         variant: ``plain``, ``difference`` to the last reconstruction, ``feedback`` of the last error, or difference to a
-            ``shift`` that follows slowly and keeps stochastic rounding unbiased.
+            ``shift`` that follows slowly and keeps random rounding unbiased.
     """
 
     bits: int = 32

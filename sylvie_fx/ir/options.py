@@ -15,6 +15,9 @@ BITS = (1, 2, 4, 8, 16, 32)
 STALE = ("average", "last", "line")
 VARIANTS = ("plain", "shift", "difference", "feedback")
 
+# Stochastic rounding keeps the ends of a row's range exactly, above all zeros; differences to a shift have none.
+_ROUNDING = {"plain": "stochastic", "shift": "dithered", "difference": "stochastic", "feedback": "stochastic"}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -46,7 +49,7 @@ class Options:
         warm_up: Synchronous steps at the beginning.
         refresh_every: A synchronous step comes each time that so many steps have gone by (Sylvie's Bounded Staleness
             Adaptor with a fixed period); 0 for never.
-        seed: Seed of dropout masks and of stochastic rounding; the same on every rank.
+        seed: Seed of dropout masks and of random rounding; the same on every rank.
         timeout: Seconds that a rank waits for a peer before it raises CommError.
 
     Raises:
@@ -133,14 +136,15 @@ class Options:
     def _backward(self, bits: int) -> Coding:
         if bits == 32:
             return EXACT
-        return Coding(bits, "stochastic", self.gradients if bits <= 8 else "plain")
+        variant = self.gradients if bits <= 8 else "plain"
+        return Coding(bits, _ROUNDING[variant], variant)
 
     def _forward(self, bits: int) -> Coding:
         if bits >= 16:
             return Coding(bits, "nearest") if bits == 16 else EXACT
         # With a state at both ends, stochastic rounding at one bit diverges: its error is several times the signal.
-        rounding = "nearest" if bits == 1 and self.variant in ("difference", "feedback") else "stochastic"
-        return Coding(bits, rounding, self.variant)
+        biased = bits == 1 and self.variant in ("difference", "feedback")
+        return Coding(bits, "nearest" if biased else _ROUNDING[self.variant], self.variant)
 
 
 def _longest(rules: Sequence[tuple[str, int, int]], module: str) -> tuple[int, int]:

@@ -268,6 +268,21 @@ def test_arguments_that_do_not_fit_are_refused(
         encode(values, None, spec, 0, 0, keys, state=state)
 
 
+def test_dithered_rows_need_their_keys_and_step_and_come_back_within_half_a_step(x: torch.Tensor) -> None:
+    spec, keys, rows = CodecSpec(1, Rounding.DITHERED), torch.arange(100) * 3, torch.arange(99, -1, -1)
+    message = encode(x, rows, spec, 3, 7, keys)
+    for missing in ({"row_keys": keys}, {"step": 3}):
+        with pytest.raises(KernelError, match="without step and row_keys"):
+            decode(message, spec, 100, COLS, **missing)  # type: ignore[arg-type]
+    spread = x[rows].amax(1) - x[rows].amin(1)
+    right = decode(message, spec, 100, COLS, step=3, seed=7, row_keys=keys)
+    assert ((right - x[rows]).abs().amax(1) <= 0.51 * spread).all()
+    wrong = decode(message, spec, 100, COLS, step=3, seed=8, row_keys=keys)
+    assert ((wrong - x[rows]).abs().amax(1) > 0.6 * spread).any()
+    twin = decode(message, spec, 100, COLS, torch.float64, step=3, seed=7, row_keys=keys)
+    assert torch.equal(twin.float(), right)
+
+
 def test_a_wrong_message_is_refused(x: torch.Tensor, rows: torch.Tensor) -> None:
     message = encode(x, rows, CodecSpec(), 3, 0, rows)
     with pytest.raises(KernelError, match="message's step is 3, expected 4"):

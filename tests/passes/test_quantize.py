@@ -25,17 +25,17 @@ def codings(net: sylvie_fx.DistributedModule, mode: str = "train") -> list[str]:
 def test_bits_and_variant_come_from_the_options() -> None:
     model = Stack(Sum(2048, 8), Sum(8, 4))
     assert codings(compiled(model, *graph(2048))) == ["exact", "exact"]
-    assert codings(compiled(model, *graph(2048), bits=1)) == ["1-bit stochastic shift"] * 2
+    assert codings(compiled(model, *graph(2048), bits=1)) == ["1-bit dithered shift"] * 2
     assert (
         codings(compiled(model, *graph(2048), bits=1, variant="plain", gradients="plain"))
         == ["1-bit stochastic plain"] * 2
     )
     assert (
         codings(compiled(model, *graph(2048), bits={"forward": 2, "backward": 8}))
-        == ["2-bit stochastic shift / 8-bit stochastic shift"] * 2
+        == ["2-bit dithered shift / 8-bit dithered shift"] * 2
     )
     by_module = compiled(model, *graph(2048), bits={"layers.1": 4, "": 32})
-    assert codings(by_module) == ["exact", "4-bit stochastic shift"]
+    assert codings(by_module) == ["exact", "4-bit dithered shift"]
 
 
 def test_eval_exchanges_exactly_unless_told_otherwise() -> None:
@@ -43,13 +43,13 @@ def test_eval_exchanges_exactly_unless_told_otherwise() -> None:
     assert codings(compiled(model, *graph(2048), bits=1), "eval") == ["exact", "exact"]
     assert (
         codings(compiled(model, *graph(2048), bits=1, eval_bits=8), "eval")
-        == ["8-bit stochastic shift"] * 2
+        == ["8-bit dithered shift"] * 2
     )
 
 
 def test_partial_sums_are_coded_plain() -> None:
     net = compiled(Stack(Sum(2048, 8), BothWays(8, 4)), *graph(2048), bits=1)
-    assert codings(net)[-1] == "1-bit stochastic plain / 1-bit stochastic shift"
+    assert codings(net)[-1] == "1-bit stochastic plain / 1-bit dithered shift"
 
 
 def test_a_second_run_changes_nothing() -> None:

@@ -14,6 +14,8 @@ import sylvie_fx
 from sylvie_fx.engine import ProgramCache
 from sylvie_fx.ir.coding import Coding
 from sylvie_fx.ir.errors import OptionError
+from sylvie_fx.kernels.codec import decode, encode
+from sylvie_fx.kernels.wire import CodecSpec, Rounding
 from sylvie_fx.runtime.adaptive import WIDTHS, Measure, choose_widths, variance
 from sylvie_fx.runtime.in_process import run_ranks
 from sylvie_fx.runtime.transport import Transport
@@ -49,15 +51,16 @@ def test_an_error_target_is_met_where_eight_bits_can(found: list[Measure], error
             assert variance(m.spread, narrower) > error**2 * m.power
 
 
-def test_the_measure_predicts_the_error_of_stochastic_rounding() -> None:
-    from sylvie_fx.kernels.codec import decode, encode
-    from sylvie_fx.kernels.wire import CodecSpec
-
-    x = torch.randn(2000, 64, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("rounding", ["stochastic", "dithered"])
+def test_the_measure_predicts_the_error_of_random_rounding(rounding: str) -> None:
+    x, keys = torch.randn(2000, 64, generator=torch.Generator().manual_seed(0)), torch.arange(2000)
     for bits in WIDTHS:
-        message = encode(x, None, CodecSpec(bits), 0, 0, torch.arange(len(x)))
-        error = (decode(message, CodecSpec(bits), len(x), 64) - x).square().sum().item()
-        predicted = variance(Measure.of(x, None).spread, bits)
+        spec = CodecSpec(bits, Rounding(rounding))
+        message = encode(x, None, spec, 0, 0, keys)
+        error = (decode(message, spec, len(x), 64, step=0, row_keys=keys) - x).square().sum().item()
+        predicted = variance(Measure.of(x, None, rounding).spread, bits)
+        if rounding == "dithered":
+            assert abs(error / predicted - 1.0) < 0.05, bits
         # At one bit numbers lie far from both levels, which the uniform model behind the estimate does not know.
         assert 0.5 < error / predicted < 2.0, bits
 

@@ -14,17 +14,19 @@ from torch import Tensor
 from sylvie_fx.graphs.layout import RowLayout, exchange_plan
 from sylvie_fx.ir.coding import Coding
 from sylvie_fx.ir.errors import CommError
-from sylvie_fx.runtime.channel import Channel
+from sylvie_fx.runtime.channel import Channel, keys_arriving, keys_sent
 from sylvie_fx.runtime.exchange import Link
 from sylvie_fx.runtime.in_process import run_ranks
 from sylvie_fx.runtime.transport import Transport
 
 PARTS, ROWS, COLUMNS = 4, 60, 24
-SHIFT = Coding(1, "stochastic", "shift")
+SHIFT = Coding(1, "dithered", "shift")
 CODINGS = [
     Coding(1),
     SHIFT,
-    Coding(2, "stochastic", "shift"),
+    Coding(1, "stochastic", "shift"),
+    Coding(2, "dithered", "shift"),
+    Coding(4, "dithered"),
     Coding(1, "nearest", "difference"),
     Coding(1, "nearest", "feedback"),
     Coding(16, "nearest"),
@@ -45,8 +47,9 @@ def on_ranks(run: Callable[[Transport, Link, Channel], Any], coding: Coding = SH
         )
         rows = torch.cat(link.send_rows)
         sent = tuple(len(s) for s in link.send_rows)
-        keys = nodes.rows(transport.rank)[rows]
-        return run(transport, link, Channel(coding, rows, keys, sent, link.plan.receive_counts, None))
+        keys = keys_sent(nodes.rows(transport.rank)[rows], transport)
+        arriving = keys_arriving(link.plan.halo_ids, link.plan.receive_counts)
+        return run(transport, link, Channel(coding, rows, keys, sent, link.plan.receive_counts, arriving, None))
 
     return run_ranks(PARTS, rank, 30.0)
 
@@ -93,7 +96,13 @@ def test_a_plain_exchange_adds_peer_after_peer() -> None:
 
     def run(transport: Transport, link: Link, towards: Channel) -> None:
         back = Channel(
-            Coding(8), None, torch.arange(link.plan.halo), towards.receive_counts, towards.send_counts, towards.rows
+            Coding(8),
+            None,
+            keys_sent(link.plan.halo_ids, transport),
+            towards.receive_counts,
+            towards.send_counts,
+            torch.zeros_like(towards.keys),
+            towards.rows,
         )
         out = torch.ones(link.plan.own, COLUMNS)
         values = torch.full((link.plan.halo, COLUMNS), float(transport.rank + 1))
@@ -138,7 +147,7 @@ def test_a_state_is_gone_on_from_exactly() -> None:
         saved = channel.state()
         assert set(saved) == {"sent", "received", "average"}
         expected = [go(channel, step, "on") for step in range(3, 6)]
-        again = Channel(SHIFT, channel.rows, channel.keys, channel.send_counts, channel.receive_counts, None)
+        again = replace(channel, sent=None, received=None, average=None, _started=0, _finished=0)
         again.load_state(saved)
         assert all(torch.equal(e, go(again, step, "again")) for step, e in zip(range(3, 6), expected, strict=True))
         with pytest.raises(CommError, match="does not belong to this exchange"):
