@@ -8,7 +8,8 @@ each rate. Variants run in turns, in blocks whose first epoch is not counted; me
 less smallest) in brackets. "CPU ms" is the least processor time of an epoch, which other load on the machine disturbs less.
 Bytes and waiting are an epoch's, of one rank. "bound" is the float32 program whose exchanges deliver zeros at once: local
 compute alone; of its two forms the faster counts. "wire time gone" is the share of float32 sync's time above the bound that
-a variant does not spend.
+a variant does not spend. "simulated" is a step of the model alone (docs/hidden.md) from the least time that each operator
+took, on a link of that rate, and in brackets what it is of the operators' time: nearly free of the load of the machine.
 
 The second form trains on real graphs, judges the parameters of every epoch on one device, and prints epochs and seconds
 until the test accuracy is within one point of the best that float32 sync reaches. Seconds are epochs times the median
@@ -62,10 +63,8 @@ def epochs_table(options: argparse.Namespace, rate: str, found: dict[str, Any]) 
     """One rate's rows."""
     variants = found["variants"]
     median = {name: statistics.median(v["seconds"]) for name, v in variants.items() if v["seconds"]}
-    base, bound = (
-        median.get(BASE),
-        min((median[v.name] for v in VARIANTS if v.kind == "bound" and v.name in median), default=None),
-    )
+    base = median.get(BASE)
+    bound = min((median[v.name] for v in VARIANTS if v.kind == "bound" and v.name in median), default=None)
     share = f"; float32 sync spends {100 * (1 - bound / base):.1f}% in communication" if base and bound else ""
     widths = [
         options.features,
@@ -79,24 +78,14 @@ def epochs_table(options: argparse.Namespace, rate: str, found: dict[str, Any]) 
         f"{options.edges:,} edges, random parts, load {os.getloadavg()[0]:.0f}, halo {'/'.join(f'{h:,}' for h in found['halo'])} rows{share}",
         title_justify="left",
     )
-    columns = (
-        "",
-        "ms an epoch",
-        "CPU ms",
-        "MB sent",
-        "ms waited",
-        "x bound",
-        "speed-up",
-        "of possible",
-        "wire time gone",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if not column else "right")
+    columns = " |ms an epoch|CPU ms|MB sent|ms waited|x bound|speed-up|of possible|wire time gone|simulated ms"
+    for column in columns.split("|"):
+        table.add_column(column, justify="left" if column == " " else "right")
     for name, variant in variants.items():
         if name not in median:
-            table.add_row(name, variant["refused"] or "did not run", *[""] * 7)
+            table.add_row(name, variant["refused"] or "did not run", *[""] * 8)
             continue
-        seconds, own = variant["seconds"], median[name]
+        seconds, own, simulated = variant["seconds"], median[name], variant["simulated_s"]
         ranked = name in {v.name for v in VARIANTS if v.kind == "ranks"}
         gone = f"{100 * (1 - (own - bound) / (base - bound)):.1f}%" if base and bound and ranked else ""
         table.add_row(
@@ -109,6 +98,7 @@ def epochs_table(options: argparse.Namespace, rate: str, found: dict[str, Any]) 
             f"{base / own:.2f}" if base else "",
             f"{100 * bound / own:.0f}%" if bound and ranked else "",
             gone,
+            f"{1e3 * simulated:.1f} ({simulated / variant['computed_s']:.2f} x)" if simulated else "",
         )
     return table
 
@@ -162,6 +152,7 @@ def main() -> None:
                 sizes = ("model", "nodes", "edges", "features", "hidden", "layers", "classes", "rounds", "epochs")
                 config = {"task": "measure", **{name: getattr(options, name) for name in sizes}}
                 config["timelines"] = f"{options.timelines.resolve()}/{rate}-" if options.timelines else ""
+                config["bits"] = RATES[rate]
                 records.append({"rate": rate, **run(options, rate, config)})
                 Console(width=None if sys.stdout.isatty() else 160).print(epochs_table(options, rate, records[-1]))
     except NoNetwork as error:

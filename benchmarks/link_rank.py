@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from link_timelines import record, simulated_step
 from torch import Tensor, nn
 
 import sylvie_fx
@@ -171,6 +172,8 @@ class Outcome:
         cpu_s: The same of processor time, all threads of the process.
         sent: Bytes that a rank sent in an epoch, exchanges and reductions, the mean over ranks.
         wait_s: Seconds that a rank waited in an epoch, the mean over ranks.
+        simulated_s: Seconds of the model's step by simulation, from the least time of each operator; None on one device.
+        computed_s: The operators' part of it.
     """
 
     refused: str | None = None
@@ -178,6 +181,8 @@ class Outcome:
     cpu_s: list[float] = field(default_factory=list)
     sent: float = 0.0
     wait_s: float = 0.0
+    simulated_s: float | None = None
+    computed_s: float | None = None
 
 
 def one_device(
@@ -240,12 +245,16 @@ def measure(config: dict[str, Any], transport: Transport) -> dict[str, Any]:
             if trainer is not None:
                 _block(trainer, outcomes[name], config["epochs"] if number else 2, counted=number > 0)
     gathered = transport.all_gather_object({n: asdict(o) for n, o in outcomes.items()}, "outcomes")
-    if config["timelines"]:
-        _record(trainers, config["timelines"])
+    rate = wire_rate(transport)
+    runs = {n: (t.model, t.epoch) for n, t in trainers.items() if t.quiet is None}
+    for name, timeline, schedule in record(runs, config["timelines"]):
+        simulated = simulated_step(timeline, schedule, (config["bits"] or rate) / 8)
+        for one in gathered:
+            one[name]["simulated_s"], one[name]["computed_s"] = simulated
     halo = _halo_rows(trainers)
     return {
         "variants": _merge(gathered),
-        "wire": wire_rate(transport),
+        "wire": rate,
         "halo": transport.all_gather_object(halo, "halo"),
     }
 
@@ -287,22 +296,6 @@ def _merge(gathered: list[dict[str, Any]]) -> dict[str, Any]:
             "wait_s": sum(r["wait_s"] for r in ranks) / max(len(ranks), 1),
         }
     return merged
-
-
-def _record(trainers: dict[str, Trainer], prefix: str) -> None:
-    """Three epochs of each variant as a trace, and as a figure where matplotlib is installed."""
-    for name, trainer in trainers.items():
-        if isinstance(trainer.model, sylvie_fx.DistributedModule) and trainer.quiet is None:
-            trainer.epoch()
-            with trainer.model.profile() as profile:
-                for _ in range(3):
-                    trainer.epoch()
-            path = f"{prefix}{name.replace(' ', '-')}"
-            profile.save(f"{path}.json")
-            try:
-                profile.figure(f"{path}.png")
-            except sylvie_fx.SylvieError as error:
-                print(error, file=sys.stderr)
 
 
 def _halo_rows(trainers: dict[str, Trainer]) -> int:
