@@ -10,11 +10,12 @@ import torch
 from torch import fx
 
 from sylvie_fx.ir import ops
+from sylvie_fx.ir.effects import has_effect
 from sylvie_fx.ir.program import Program, meta
 from sylvie_fx.passes import row_reads, row_writes
 from sylvie_fx.passes.base import Pass, PassContext, refuse
 from sylvie_fx.passes.build import Builder, copy_meta, replace
-from sylvie_fx.passes.static import CHECKS, is_random, mark_static
+from sylvie_fx.passes.static import is_random, mark_static
 from sylvie_fx.passes.unmerge import unmerge
 
 aten = torch.ops.aten
@@ -58,19 +59,8 @@ class Canonicalize(Pass):
                 sites = _dropout(node, sites)
             elif node.target in SPELLINGS and not meta(node).static:
                 SPELLINGS[node.target](program, node)
-        program.graph.eliminate_dead_code(lambda n: _has_effect(n))
+        program.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or has_effect(n))
         return program
-
-
-def _has_effect(node: fx.Node) -> bool:
-    return (
-        node.op in ("placeholder", "output")
-        or node.target in CHECKS
-        or (
-            isinstance(node.target, torch._ops.OpOverload)
-            and (node.target._schema.is_mutable or node.target is aten.batch_norm.default)
-        )
-    )
 
 
 # --- constants -----------------------------------------------------------------------------------------------------

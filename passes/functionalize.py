@@ -68,7 +68,9 @@ def _rewrite(node: fx.Node) -> None:
         chain.append(base)
     root = chain[-1]
     if root.op == "get_attr":
-        return  # a buffer (running statistics): the update must reach the model's own tensor
+        # A buffer (running statistics): this update must reach the model's own tensor, and so must one of its result.
+        node.replace_all_uses_with(target)
+        return
     if root.op == "placeholder":
         raise refuse(node, f"{root.name}, an input, is changed in place", "the caller's rows would change between steps",
                      "work on a copy: x = x.clone()")  # fmt: skip
@@ -162,8 +164,13 @@ def _write_back(builder: Builder, view: fx.Node, base: fx.Node, value: fx.Node) 
     if op is aten.narrow.default:
         dim, start, length = rest
         return builder.call(aten.slice_scatter.default, base, value, dim, start, start + length)  # type: ignore[operator]
-    if op in (aten.detach.default, aten.alias.default):
+    if op is aten.alias.default:
         return value
+    if op is aten.detach.default:  # the write is no operation of autograd: the gradient passes as if there were none
+        if not base.meta["val"].is_floating_point():
+            return value
+        zero = builder.call(aten.sub.Tensor, base, builder.call(aten.detach.default, base))
+        return builder.call(aten.add.Tensor, builder.call(aten.detach.default, value), zero)
     if op is aten.transpose.int:
         return builder.call(aten.transpose.int, value, *rest)
     if op is aten.t.default:

@@ -13,6 +13,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from sylvie_fx.ir import ops
+from sylvie_fx.ir.effects import has_effect
 from sylvie_fx.ir.placement import REPLICATED, Rows
 from sylvie_fx.ir.program import Program, halo_count, is_number, is_tensor, meta, placement, shape
 from sylvie_fx.passes.base import Pass, PassContext
@@ -227,7 +228,6 @@ class _Cut:
         _, (owner_side, _) = nx.minimum_cut(network, "owner", "halo")
         return [n for n in region if (n, "in") in owner_side and (n, "out") not in owner_side]
 
-
     def _extend(self, node: fx.Node) -> fx.Node:
         """The value on own and halo rows."""
         if node in self.extended:
@@ -285,8 +285,4 @@ class _Cut:
             copy_meta(node, own)
             node.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)  # type: ignore[misc]
             graph.erase_node(node)
-        graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or _mutates(n))
-
-
-def _mutates(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+        graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or has_effect(n))

@@ -10,12 +10,13 @@ import torch
 from torch import fx
 
 from sylvie_fx.ir import ops
+from sylvie_fx.ir.effects import ASSERTIONS, CHECKS
 from sylvie_fx.ir.errors import VerifyError
 from sylvie_fx.ir.placement import REPLICATED
 from sylvie_fx.ir.program import Localized, Program, is_number, is_tensor, meta, shape, size_expression
 from sylvie_fx.passes.base import Pass, PassContext, refuse
 from sylvie_fx.passes.build import copy_meta
-from sylvie_fx.passes.static import CHECKS, FACTORIES, mark_static
+from sylvie_fx.passes.static import FACTORIES, mark_static
 
 aten = torch.ops.aten
 
@@ -162,6 +163,10 @@ def prologue_number(program: Program, expr: sympy.Expr) -> fx.Node | int:
     return new
 
 
+_CHECKED: frozenset[Any] = ASSERTIONS | {ops.check, ops.check_size}
+"""What a prologue runs for its effect."""
+
+
 def _stays(node: fx.Node) -> bool:
     return node.target not in CHECKS and (node.op == "output" or not meta(node).static or node.target in FACTORIES)
 
@@ -246,11 +251,7 @@ def _split(program: Program) -> None:
             main.erase_node(node)
     prologue.output(tuple(results))
     for node in reversed(list(prologue.nodes)):
-        if (
-            node.op not in ("output", "placeholder")
-            and not node.users
-            and node.target not in (ops.check, ops.check_size)
-        ):
+        if node.op not in ("output", "placeholder") and not node.users and node.target not in _CHECKED:
             prologue.erase_node(node)
     program.prologue = fx.GraphModule(program.module, prologue)
     for name in inputs:

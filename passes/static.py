@@ -46,10 +46,6 @@ def is_random(node: fx.Node) -> bool:
     return op.overloadpacket in _RANDOM or torch.Tag.nondeterministic_seeded in op.tags
 
 
-CHECKS: frozenset[Any] = frozenset({aten._assert_async.msg, aten._assert_scalar.default, ops.check_size})
-"""Assertions that the capture left behind decided Python branches."""
-
-
 def mark_static(program: Program) -> None:
     """Set ``meta(node).static`` on every node that is a pure function of static inputs, sizes and constants.
 

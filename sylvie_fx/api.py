@@ -56,8 +56,7 @@ def distribute(
     Raises:
         OptionError: An option is unknown or has a value that is not allowed.
     """
-    if isinstance(model, DistributedModule):
-        raise OptionError("the model is distributed already", remedy="call distribute() once, on the original model")
+    check_model(model)
     try:
         chosen = Options(**{**_environment(), **options})
     except TypeError:
@@ -69,6 +68,44 @@ def distribute(
     pipeline = passes or default_passes()
     debug.check(pipeline.names)
     return DistributedModule(model, chosen, pipeline, transport or default_transport(chosen.timeout), debug=debug)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what can not be captured at all, whatever the data.
+
+    Raises:
+        OptionError: It is distributed, compiled or wrapped already, or has parameters without a shape.
+    """
+    if isinstance(model, DistributedModule):
+        raise OptionError("the model is distributed already", remedy="call distribute() once, on the original model")
+    if not isinstance(model, nn.Module):
+        raise OptionError(
+            f"the model is a {type(model).__name__}, not a torch.nn.Module",
+            remedy="put the function into forward of a module",
+        )
+    for path, module in model.named_modules():
+        at = f" ({path})" if path else ""
+        if isinstance(module, torch._dynamo.OptimizedModule):
+            raise OptionError(
+                f"the model is the result of torch.compile{at}", why="sylvie_fx captures the Python code of the model itself",
+                remedy="give distribute() the model that is not compiled (compiled._orig_mod)",
+            )  # fmt: skip
+        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            raise OptionError(
+                f"the model is wrapped in {type(module).__name__}{at}", why="gradients would be averaged over ranks once more",
+                remedy="give distribute() the model inside (wrapped.module)",
+            )  # fmt: skip
+        if isinstance(module, torch.jit.ScriptModule):
+            raise OptionError(
+                f"the model is the result of torch.jit.script or trace{at}", why="sylvie_fx captures the Python code of the model itself",
+                remedy="give distribute() the model that is not scripted",
+            )  # fmt: skip
+    lazy = [name for name, p in [*model.named_parameters(), *model.named_buffers()] if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise OptionError(
+            f"{', '.join(lazy)} has no shape yet", why="lazy modules make their parameters at the first call",
+            remedy="call the model once on data of one device, under torch.no_grad(), before distribute()",
+        )  # fmt: skip
 
 
 def _environment() -> dict[str, Any]:

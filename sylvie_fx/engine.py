@@ -20,7 +20,7 @@ from sylvie_fx.capture.export import Call, Captured, capture, plain_call
 from sylvie_fx.capture.inputs import FlatCall
 from sylvie_fx.debug import DebugOptions
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
-from sylvie_fx.ir.errors import BranchError, CaptureError
+from sylvie_fx.ir.errors import BranchError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.placement import Rows
 from sylvie_fx.ir.program import Input, Program, meta
@@ -148,16 +148,10 @@ class Engine:
                 # Outside of the handler, so that what fails now is not taken to be caused by that.
                 found = found or self._compile(module, leaves, call, spaces, whole_graph=True)
                 self.cache.programs[signature] = found
-        for space in spaces:
-            if space.rows < found.captured.least > 2:
-                raise CaptureError(
-                    f"the graph has {space.rows} rows of {space.name}",
-                    why=f"this model is captured for {found.captured.least} or more",
-                    remedy="use a larger graph, or one process",
-                )
-        return (
-            self._fit(module, leaves, call, spaces, found, signature) if found.captured.decided else (found, signature)
-        )
+        captured = found.captured
+        if captured.decided or min(space.rows for space in spaces) < captured.least > 2:
+            return self._fit(module, leaves, call, spaces, found, signature)
+        return found, signature
 
     def _fit(
         self,
@@ -168,7 +162,7 @@ class Engine:
         found: Compiled,
         signature: Hashable,
     ) -> tuple[Compiled, Hashable]:
-        """The program whose decided branches hold on the real graph: the one at hand, or one captured on that graph."""
+        """The program that holds on the real graph: the one at hand, or one captured with that graph's sizes and structure."""
         whole = _whole(found.program, leaves, spaces)
         given = [
             leaf.sharding.whole
@@ -182,8 +176,8 @@ class Engine:
         )
         with self.cache.lock:
             if key not in self.cache.fitted:
-                if not _holds(found, whole):
-                    found = self._compile(module, leaves, call, spaces, whole_graph=True)
+                if not _holds(found, whole, spaces):
+                    found = self._compile(module, leaves, call, spaces, whole_graph=True, decide=found.captured.ran)
                 self.cache.fitted[key] = (found, given)
         return self.cache.fitted[key][0], key
 
@@ -195,6 +189,7 @@ class Engine:
         spaces: list[Space],
         *,
         whole_graph: bool = False,
+        decide: bool = False,
     ) -> Compiled:
         names = names_of(spaces)
         sizes = {
@@ -214,9 +209,16 @@ class Engine:
         count = len(leaves)
         with torch.enable_grad(), call.active():
             captured = capture(
-                module, inputs, samples, lambda tensors: call.rebuild(tensors[:count]), self.call, decide=whole_graph
+                module,
+                inputs,
+                samples,
+                lambda tensors: call.rebuild(tensors[:count]),
+                self.call,
+                decide=decide,
+                fixed=whole_graph,
             )
-        original = None if isinstance(module, Function) else captured.program.snapshot()
+        # Not on the whole graph: it would run there, on every rank.
+        original = None if isinstance(module, Function) or whole_graph else captured.program.snapshot()
         context = PassContext(self.options, original, tuple(samples))
         program, snapshots = self.passes.run(captured.program, context)
         if not isinstance(module, Function):
@@ -299,9 +301,12 @@ class Engine:
         return [(b.machine.program, b.machine.bound) for b in self._bindings.values()]
 
 
-def _holds(compiled: Compiled, whole: dict[str, Tensor]) -> bool:
-    """Whether the branches that the capture decided go the same way on the whole graph."""
+def _holds(compiled: Compiled, whole: dict[str, Tensor], spaces: Sequence[Space]) -> bool:
+    """Whether what the capture took for granted holds on the whole graph."""
     assert compiled.program.prologue is not None
+    if min(space.rows for space in spaces) < compiled.captured.least > 2:
+        log.info("captured again, on the whole graph: it has fewer than %d rows", compiled.captured.least)
+        return False
     try:
         run_prologue(compiled.program.prologue, whole)
     except BranchError as error:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from sylvie_fx.api import DistributedModule
+from sylvie_fx.api import DistributedModule, check_model
 from sylvie_fx.engine import ProgramCache
 from sylvie_fx.holdings import copy_model
 from sylvie_fx.ir import ops
@@ -116,6 +116,7 @@ def verify(
     Raises:
         Exception: What the unmodified model itself raises on this data.
     """
+    check_model(model)
     run = loss or _default_loss
     make = optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=0.01))
     dtype = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.get_default_dtype())

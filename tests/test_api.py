@@ -321,3 +321,16 @@ def test_shard_again_joins_the_graph() -> None:
     net = Net()
     expected = train(copy.deepcopy(net), *data())
     assert on_ranks(run, net) == pytest.approx([expected] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: torch.compile(nn.Linear(2, 2)), "the result of torch.compile.*not compiled"),
+    (lambda: nn.Sequential(torch.compile(nn.Linear(2, 2))), r"the result of torch.compile \(0\)"),
+    (lambda: torch.jit.script(nn.Linear(2, 2)), "torch.jit.script"),
+    (lambda: nn.DataParallel(nn.Linear(2, 2)), r"wrapped in DataParallel.*wrapped\.module"),
+    (lambda: nn.LazyLinear(3), "weight, bias has no shape yet.*call the model once"),
+    (lambda: torch.relu, r"not a torch\.nn\.Module"),
+])  # fmt: skip
+def test_models_that_are_no_plain_modules_are_refused_at_once(make: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        sylvie_fx.distribute(make())

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from sylvie_fx.ir import ops
+from sylvie_fx.ir.effects import has_effect
 
 
 def placeholders(graph: fx.Graph) -> list[fx.Node]:
@@ -17,7 +18,7 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 _CHECKS = frozenset({
-    torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default,
+    torch.ops.aten._assert_scalar.default,
     torch.ops.aten.sym_constrain_range.default, torch.ops.aten.sym_constrain_range_for_size.default,
     torch.ops.aten._assert_tensor_metadata.default,
 })  # fmt: skip
@@ -28,7 +29,7 @@ def clean(module: fx.GraphModule, *, decided: bool) -> None:
 
     Args:
         module: What was exported.
-        decided: Python branches were decided: keep the assertions behind them, and assert every size that became a number.
+        decided: Python branches were decided: keep what torch asserts of sizes, and check every size that became a number.
     """
     graph = module.graph
     if decided:
@@ -76,8 +77,6 @@ def _sized_by_values(node: fx.Node) -> bool:
 
 def _is_decision(node: fx.Node) -> bool:
     """Whether an assertion says more than the range of a size."""
-    if node.target is torch.ops.aten._assert_async.msg:
-        return True
     condition = node.args[0] if node.args else None
     if node.target is not torch.ops.aten._assert_scalar.default or not isinstance(condition, fx.Node):
         return False
@@ -92,7 +91,4 @@ def _erase_unused(graph: fx.Graph) -> None:
 
 
 def _mutates(node: fx.Node) -> bool:
-    if node.target in _CHECKS or node.target is ops.check_size:
-        return True
-    op = node.target
-    return isinstance(op, torch._ops.OpOverload) and (op._schema.is_mutable or op is torch.ops.aten.batch_norm.default)
+    return node.target in _CHECKS or has_effect(node)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import re
 import sys
-import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -24,13 +23,28 @@ from torch.utils import _pytree as pytree
 
 from sylvie_fx.capture.cleaning import clean, placeholders
 from sylvie_fx.capture.decisions import Decision, Replaying, record
+from sylvie_fx.capture.failures import (
+    Place,
+    depends_on_sizes,
+    explain_failure,
+    first_line,
+    in_module,
+    is_data_dependent,
+    located,
+    own_error,
+    place_of,
+    raised_at,
+)
+from sylvie_fx.capture.own_gradients import refused_own_gradients
+from sylvie_fx.capture.regions import inline_regions
+from sylvie_fx.capture.size_numbers import sizes_as_numbers
 from sylvie_fx.capture.sparse import patched_sparse
 from sylvie_fx.capture.spellings import Spellings
+from sylvie_fx.ir import ops
 from sylvie_fx.ir.errors import BranchError, CaptureError, SylvieError
 from sylvie_fx.ir.placement import NODES, Rows
 from sylvie_fx.ir.program import Input, Program, meta
 from sylvie_fx.ir.rules import expression
-from sylvie_fx.ir.source import is_ours, user_line
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +57,10 @@ def plain_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return model(*args, **kwargs)
 
 
+MOST_CALLS = 20_000
+"""Torch functions of one forward pass: a loop over the nodes of a large graph would be captured without end."""
+
+
 @dataclass(frozen=True)
 class Captured:
     """A captured forward pass.
@@ -52,7 +70,8 @@ class Captured:
         constants: Leaves of the result: constants as they are, None in the place of each tensor.
         tensor_leaves: Which leaves are tensors.
         tree: Structure of the result.
-        decided: Python branches were decided on the samples; the program checks on the real graph that they hold.
+        decided: Python branches or numbers were taken from the samples; the program checks on the real graph that they hold.
+        ran: The model was run on the samples to decide branches.
         least: Rows that every space must have for the program to be valid.
     """
 
@@ -61,6 +80,7 @@ class Captured:
     tensor_leaves: tuple[bool, ...]
     tree: pytree.TreeSpec
     decided: bool = False
+    ran: bool = False
     least: int = 2
 
 
@@ -71,21 +91,51 @@ class _Wrapper(nn.Module):
         super().__init__()
         self.model = model
         self._rebuild, self._call = rebuild, call
-        # A callable, since torch.export undoes what forward assigns to attributes and containers of the module.
+        # Callables, since torch.export undoes what forward assigns to attributes and containers of the module.
         self._record = record
         self.decisions: list[Decision] | None = None
         environments: list[Any] = []
-        self._note = environments.append
+        guarded: dict[int, Place] = {}
+        numbers: list[bool] = []
         self.environments: Callable[[], list[Any]] = lambda: environments
+        self.guarded: Callable[[], dict[int, Place]] = lambda: guarded
+        self.numbers: Callable[[], list[bool]] = lambda: numbers
+        self._calls = [0]
+
+    def _after(self, frames: list[FrameType]) -> None:
+        """Stop a loop without end; remember which of the model's lines made torch rely on something about sizes."""
+        self._calls[0] += 1
+        if self._calls[0] > MOST_CALLS:
+            place = place_of(frames, self.model)
+            raise CaptureError(
+                in_module(f"the forward pass calls more than {MOST_CALLS} torch functions", place), where=place[0] or None,
+                why="it loops over nodes or edges, and each round becomes part of the program",
+                remedy="replace the loop by tensor operations over all rows",
+            )  # fmt: skip
+        environments, guarded = self.environments(), self.guarded()
+        number = len(environments[-1].guards) - 1 if environments else -1
+        if number >= 0 and number not in guarded:
+            guarded[number] = place_of(frames, self.model)
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         every: list[Any] = [s for t in tensors for s in t.shape]
+        self.guarded().clear()
+        self.numbers().clear()
+        self._calls[0] = 0
         for size in (s for s in every if isinstance(s, torch.SymInt)):
-            self._note(size.node.shape_env)
+            self.environments().append(size.node.shape_env)
             break
         args, kwargs = self._rebuild(tensors)
         replaying = contextlib.nullcontext() if self.decisions is None else Replaying(self.decisions)
-        with torch.fx.traceback.preserve_node_meta(), Spellings(), patched_sparse(), replaying:
+        numbers = sizes_as_numbers(lambda: self.numbers().append(True))
+        with (
+            torch.fx.traceback.preserve_node_meta(),
+            Spellings(self._after),
+            patched_sparse(),
+            refused_own_gradients(),
+            replaying,
+            numbers,
+        ):
             leaves, tree = pytree.tree_flatten(self._call(self.model, args, kwargs))
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, int, float, str, bool, type(None))):
@@ -104,7 +154,7 @@ class _Wrapper(nn.Module):
 
 
 def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor], rebuild: Rebuild, call: Call = plain_call,
-            decide: bool = False) -> Captured:  # fmt: skip
+            decide: bool = False, fixed: bool = False) -> Captured:  # fmt: skip
     """Capture one forward pass in the model's present mode.
 
     Args:
@@ -114,23 +164,22 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
         rebuild: Makes the arguments of the call from the flat tensors (stand-ins for graphs included).
         call: How the model is called with them.
         decide: Decide Python branches on the samples at once, without trying to do without.
+        fixed: The program need fit no other sizes than the samples'.
 
     Raises:
         CaptureError: The forward pass can not be captured; names the user's line and the reason.
+        BranchError: It can, but not from samples of other sizes than the graph's.
     """
     results: list[tuple[tuple[Any, ...], tuple[bool, ...], pytree.TreeSpec]] = []
     wrapper = _Wrapper(model, rebuild, call, results.append)
     wrapper.training = model.training
     if decide:
         wrapper.decisions = _decide(wrapper, samples)
-    least = 2
-    try:
-        exported = _export(wrapper, list(samples), _dynamic(inputs, least))
-    except _TooFewRows:
-        least = _ENOUGH
-        exported = _export(wrapper, list(samples), _dynamic(inputs, least), last=True)
+    exported, least = _export_for(wrapper, inputs, samples, fixed)
     module = exported.module(check_guards=False)
-    clean(module, decided=wrapper.decisions is not None)
+    decided = fixed or wrapper.decisions is not None or bool(wrapper.numbers())
+    inline_regions(module)
+    clean(module, decided=decided)
     _name_inputs(module, inputs)
     sizes: dict[str, Any] = {}
     for node, item in zip(placeholders(module.graph), inputs, strict=True):
@@ -143,22 +192,50 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
                     remedy="make sizes that belong to the graph depend on the graph that is passed in",
                 )
             sizes.setdefault(item.rows.space, size)
+    if fixed:
+        _check_rows(module.graph, inputs, samples)
     program = Program(module, list(inputs), sizes, "train" if model.training else "eval")
     for node in program.graph.nodes:
         meta(node)
-    return Captured(program, *results[-1], decided=wrapper.decisions is not None, least=least)
-
-
-class _TooFewRows(Exception):
-    """The forward pass is the same for all sizes only above a number of rows (``x[1:]`` and ``x[:-1]`` meet, say)."""
+    return Captured(program, *results[-1], decided=decided, ran=wrapper.decisions is not None, least=least)
 
 
 _ENOUGH = 32
 _MOST = {NODES: 2**31}
-# Bounded, so that models that check sizes against the range of an index are captured.
 
 
-def _dynamic(inputs: Sequence[Input], least: int) -> list[Any]:
+def _export_for(wrapper: _Wrapper, inputs: Sequence[Input], samples: Sequence[Tensor], fixed: bool) -> tuple[Any, int]:
+    """The exported model, and the rows that every space must have for it to be valid."""
+    rows = {
+        i.rows.space: int(t.shape[i.rows.dim]) for i, t in zip(inputs, samples, strict=True) if isinstance(i.rows, Rows)
+    }
+    if fixed:
+        # Not this size alone, which torch.export would make a constant; but as few as can be, so that comparisons have one
+        # outcome. Where a size is divided, two are too few for torch.
+        near = {s: (n, n + 1) for s, n in rows.items()}
+        with contextlib.suppress(_SizesMatter):
+            return _export(wrapper, list(samples), _dynamic(inputs, near), fixed=True), 2
+        return _export(wrapper, list(samples), _dynamic(inputs, _wide(rows, 0)), fixed=True, last=True), 2
+    for least in (2, _ENOUGH):
+        # From fewer rows on the pass may differ: x[1:] and x[:-1] meet where there are two, say.
+        with contextlib.suppress(_SizesMatter):
+            return _export(wrapper, list(samples), _dynamic(inputs, _wide(rows, least))), least
+        if wrapper.numbers():  # then it is no matter of a few rows
+            break
+    raise BranchError("the forward pass is not the same for every number of rows",
+                      remedy="capture it with the sizes of the graph")  # fmt: skip
+
+
+def _wide(spaces: Iterable[str], least: int) -> dict[str, tuple[int, int]]:
+    # Bounded, so that models that check sizes against the range of an index are captured.
+    return {space: (least, _MOST.get(space, 2**40)) for space in spaces}
+
+
+class _SizesMatter(Exception):
+    """The forward pass differs between the sizes that were asked for."""
+
+
+def _dynamic(inputs: Sequence[Input], bounds: Mapping[str, tuple[int, int]]) -> list[Any]:
     """The dynamic dimension of each input that has rows."""
     dims: dict[str, Any] = {}
     specs: list[Any] = []
@@ -166,7 +243,8 @@ def _dynamic(inputs: Sequence[Input], least: int) -> list[Any]:
         if isinstance(item.rows, Rows):
             space = item.rows.space
             if space not in dims:
-                dims[space] = torch.export.Dim(_symbol(space, len(dims)), min=least, max=_MOST.get(space, 2**40))
+                least, most = bounds[space]
+                dims[space] = torch.export.Dim(_symbol(space, len(dims)), min=least, max=most)
             specs.append({item.rows.dim: dims[space]})
         else:
             specs.append(None)
@@ -177,97 +255,58 @@ def _symbol(space: str, index: int) -> str:
     return {"N": "nodes", "E": "edges"}.get(space, f"rows{index}")
 
 
+def _check_rows(graph: fx.Graph, inputs: Sequence[Input], samples: Sequence[Tensor]) -> None:
+    """Check on the real graph that it has the rows of the samples."""
+    checked = set()
+    output = next(n for n in graph.nodes if n.op == "output")
+    for node, item, sample in zip(placeholders(graph), inputs, samples, strict=True):
+        if item.static and isinstance(item.rows, Rows) and item.rows.space not in checked:
+            checked.add(item.rows.space)
+            rows = int(sample.shape[item.rows.dim])
+            what = f"the number of {_symbol(item.rows.space, len(checked) - 1)} is {rows}"
+            with graph.inserting_before(output):
+                graph.call_function(ops.check_size, (node, ["size", item.rows.dim], rows, what))
+
+
 def _decide(wrapper: _Wrapper, samples: Sequence[Tensor]) -> list[Decision]:
+    rows = max((t.shape[0] for t in samples if t.dim()), default=0)
+    log.info("the model is run once without gradients, on up to %d rows, to decide Python branches on values", rows)
     return record(wrapper.model, lambda: wrapper([t.detach() for t in samples]))
 
 
-def _export(wrapper: _Wrapper, samples: list[Tensor], specs: list[Any], *, last: bool = False) -> Any:
+def _export(
+    wrapper: _Wrapper, samples: list[Tensor], specs: list[Any], *, fixed: bool = False, last: bool = False
+) -> Any:
     try:
         with _quiet():
-            return torch.export.export(wrapper, (samples,), dynamic_shapes=(specs,), strict=False)
-    except SylvieError:
-        raise
+            return torch.export.export(wrapper, (samples,), dynamic_shapes=(specs,), strict=False,
+                                       prefer_deferred_runtime_asserts_over_guards=fixed)  # fmt: skip
     except Exception as error:
-        own = _own_error(error)
+        own = own_error(error)
         if own is not None:
-            raise own from error
-        if not last and "in the specified range" in str(error):
-            raise _TooFewRows from error
-        if _data_dependent(error) and wrapper.decisions is None:
+            raise located(own, wrapper.model) from error
+        if not last and depends_on_sizes(error):
+            raise _SizesMatter from error
+        if is_data_dependent(error) and wrapper.decisions is None:
             failure = error
+        elif wrapper.numbers() and not fixed:
+            raise _SizesMatter from error
         else:
-            raise explain_failure(error, wrapper.environments()) from error
+            raise explain_failure(error, wrapper.model, wrapper.environments(), wrapper.guarded()) from error
     try:
         wrapper.decisions = _decide(wrapper, samples)
     except SylvieError:
         raise
     except Exception as error:
+        if fixed:  # what the unmodified model raises on this graph
+            raise
         # The sample may lack what the model needs (sorted edges, say): the caller may try the whole graph instead.
+        place = raised_at(error, wrapper.model)
         raise BranchError(
-            f"the forward pass raises {type(error).__name__}: {_first_line(error)}", where=_line_of(error),
+            in_module(f"the forward pass raises {type(error).__name__}: {first_line(error)}", place), where=place[0] or None,
             why="it branches on the graph, and was run on a sample of it to decide the branches",
         ) from failure  # fmt: skip
-    return _export(wrapper, samples, specs, last=last)
-
-
-def _data_dependent(error: Exception) -> bool:
-    return "data-dependent" in str(error) or "DataDependent" in type(error).__name__
-
-
-def _own_error(error: BaseException | None) -> SylvieError | None:
-    while error is not None:
-        if isinstance(error, SylvieError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _line_of(error: Exception) -> str | None:
-    return user_line("".join(traceback.format_tb(error.__traceback__))) or None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:300]
-
-
-def explain_failure(error: Exception, environments: Sequence[Any] = ()) -> CaptureError:
-    """What stopped torch.export, as a sentence with the user's line.
-
-    Args:
-        error: What it raised.
-        environments: Shape environments of the capture, which know where a size became a number.
-    """
-    what = f"the forward pass can not be captured: {type(error).__name__}: {_first_line(error)}"
-    where = _line_of(error)
-    if _data_dependent(error):
-        return CaptureError(
-            what, where=where, why="a Python branch or number depends on values that are known only when the program runs",
-            remedy="express the branch with tensor operations (torch.where), or move it out of forward",
-        )  # fmt: skip
-    if "Constraints violated" in str(error):
-        name = re.search(r"Constraints violated \((\w+)", str(error))
-        return CaptureError(
-            f"the forward pass is not the same for every number of {name[1] if name else 'rows'}", where=_where_fixed(environments),
-            why="it compares the number with another, loops over it, turns it into a Python number, or fits it into a fixed shape",
-            remedy="compute with sizes as with any number, and use tensor operations over all rows",
-        )  # fmt: skip
-    if re.search(r"SymInt|\b[su]\d+\b", str(error)):
-        return CaptureError(
-            what, where=where, why="sizes of the graph are symbols while the model is captured, so that the program fits any graph",
-            remedy="compute with sizes as with any number, and let no shape fit one graph only",
-        )  # fmt: skip
-    return CaptureError(what, where=where)
-
-
-def _where_fixed(environments: Sequence[Any]) -> str | None:
-    """The line where a size of the graph was replaced by a number."""
-    for sizes in environments[-1:]:
-        for symbol, place in sizes.replacements_slocs.items():
-            frame = place.framework_loc
-            fixed = symbol in sizes.backed_var_to_val and sizes.replacements[symbol].is_number
-            if fixed and isinstance(frame, traceback.FrameSummary) and not is_ours(frame.filename):
-                return f"{frame.filename}:{frame.lineno}"
-    return None
+    return _export(wrapper, samples, specs, fixed=fixed, last=last)
 
 
 @contextlib.contextmanager

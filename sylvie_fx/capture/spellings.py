@@ -6,6 +6,8 @@ Some functions read sizes as plain numbers in their C++ definition; they run as 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,29 +16,46 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from sylvie_fx.capture.own_gradients import HOOKING, refuse_hook
 from sylvie_fx.ir.source import is_ours
 
 
 class Spellings(TorchFunctionMode):
-    """In force while a forward pass is captured."""
+    """In force while a forward pass is captured.
+
+    Args:
+        after: Called after every function with the frames that called it, outermost first.
+    """
+
+    def __init__(self, after: Callable[[list[FrameType]], None] = lambda frames: None) -> None:
+        super().__init__()
+        self._after = after
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function, or its composition."""
-        torch.fx.traceback.set_stack_trace(_stack())
+        if getattr(func, "__name__", "") in HOOKING:
+            raise refuse_hook(func.__name__)
+        frames = _frames()
+        own = [f for f in frames if not is_ours(f.f_code.co_filename)]
+        torch.fx.traceback.set_stack_trace([
+            f'File "{f.f_code.co_filename}", line {f.f_lineno}, in {f.f_code.co_name}\n' for f in own
+        ])  # fmt: skip
         try:
-            return _COMPOSED.get(func, func)(*args, **(kwargs or {}))
+            result = _COMPOSED.get(func, func)(*args, **(kwargs or {}))
         finally:
             torch.fx.traceback.set_stack_trace([])
+        self._after(frames)
+        return result
 
 
-def _stack() -> list[str]:
-    """The frames of the caller that are neither ours nor torch's, as a traceback prints them, outermost first."""
-    frame, lines = sys._getframe(2), []
+def _frames() -> list[FrameType]:
+    """The frames of the caller, outermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    frames = []
     while frame is not None:
-        if not is_ours(frame.f_code.co_filename):
-            lines.append(f'File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}\n')
-        frame = frame.f_back  # type: ignore[assignment]
-    return lines[::-1]
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
 
 
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
@@ -72,4 +91,5 @@ _COMPOSED: dict[Any, Any] = {
     torch.take_along_dim: _take_along_dim,
     Tensor.take_along_dim: _take_along_dim,
     F.embedding_bag: _embedding_bag,
+    Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]
 }

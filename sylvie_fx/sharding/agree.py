@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from sylvie_fx.graphs.book import PartitionBook
@@ -37,7 +38,9 @@ def check_ranks(model: DistributedModule, graph: list[Any], data: list[list[Tens
     """
     if model.transport.size == 1:
         return
-    state = {name: t.detach() for name, t in model.module.state_dict().items() if isinstance(t, Tensor)}
+    # Not state_dict(): modules may compute in it, and spectral norms then make a step.
+    tensors = [*model.module.named_parameters(), *model.module.named_buffers()]
+    state = {name: t.detach() for name, t in tensors if t.layout is torch.strided}
     for name, value in (("options", model.options), ("graph", graph), ("model", state), ("data", data)):
         check_equal_across_ranks(model.transport, name, value, "shard")
 

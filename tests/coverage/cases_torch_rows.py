@@ -85,7 +85,7 @@ def normalised_over_nodes(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(F.normalize(m.a(x), dim=0) + F.normalize(spread(x, e), dim=1))
 
 
-@case(refusal="not the same for every number of nodes")
+@case()
 def size_as_a_number(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     h = m.a(x)
     return m.b(h.sum(0) / x.size(0) + h * math.sqrt(8) / e.size(1) + torch.log(torch.tensor(float(x.size(0)))))
@@ -288,7 +288,7 @@ def distances_of_all_pairs(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(torch.cdist(m.a(x), x).sum(1, keepdim=True).expand(-1, 8))
 
 
-@case(refusal="not the same for every number of nodes")
+@case(refusal="the reshape mixes rows")
 def reshape_of_nodes(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.a(x).reshape(8, -1).sum(1)
 
