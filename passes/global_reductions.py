@@ -144,7 +144,7 @@ def _variance(root: bool, *, mean_too: bool = False) -> Callable[[Rewrite], Any]
         else:
             degrees = count - correction
         result = b.local(aten.div.Tensor, squares, degrees)
-        result = b.local(aten.sqrt.default, result) if root else result
+        result = _root(b, result, 0.5) if root else result
         if not mean_too:
             return result
         return result, mean if keep else b.local(aten.squeeze.dims, mean, dims)
@@ -164,8 +164,23 @@ def _norm(b: Rewrite) -> fx.Node:
     absolute = b.local(aten.abs.default, source, place=b.like(source))
     if math.isinf(p):
         return extreme(b, absolute, dims, keep=keep, largest=p > 0)
+    if p == 0.0:
+        counted = b.local(aten.ne.Scalar, source, 0, place=b.like(source))
+        return b.sum_over(
+            b.local(aten._to_copy.default, counted, dtype=absolute.meta["val"].dtype, place=b.like(source)),
+            dims,
+            keep=keep,
+        )
     powered = b.local(aten.pow.Tensor_Scalar, absolute, p, place=b.like(source))
-    return b.local(aten.pow.Tensor_Scalar, b.sum_over(powered, dims, keep=keep), 1.0 / p)
+    total = b.sum_over(powered, dims, keep=keep)
+    return _root(b, total, 1.0 / p)
+
+
+def _root(b: Rewrite, total: fx.Node, exponent: float) -> fx.Node:
+    """A norm or deviation of its sum of powers; the gradient of that of zeros is zero, where a root's is infinite."""
+    nothing = b.local(aten.eq.Scalar, total, 0)
+    root = b.local(aten.pow.Tensor_Scalar, b.local(aten.masked_fill.Scalar, total, nothing, 1.0), exponent)
+    return b.local(aten.masked_fill.Scalar, root, nothing, 0.0)
 
 
 def _logsumexp(b: Rewrite) -> fx.Node:

@@ -208,7 +208,7 @@ def _split(program: Program) -> None:
             continue
         if node.op == "output" or not meta(node).static:
             continue
-        if node.target is aten.sym_size.int:
+        if node.target in (aten.sym_size.int, aten.sym_numel.default):
             copies[node] = _size(node, numbers)
             continue
         copies[node] = prologue.node_copy(node, lambda n: copies[n])

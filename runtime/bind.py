@@ -90,7 +90,11 @@ class Binder:
     @cached_property
     def _symbols(self) -> dict[sympy.Expr, int]:
         """The value of every size symbol that a result of the prologue shows."""
-        known = {self.program.sizes[space]: len(layout.owner) for space, layout in self.entries.items() if space in self.program.sizes}
+        known = {
+            self.program.sizes[space]: len(layout.owner)
+            for space, layout in self.entries.items()
+            if space in self.program.sizes
+        }
         assert self.program.prologue is not None
         output = next(n for n in self.program.prologue.graph.nodes if n.op == "output")
         for node in output.args[0]:
@@ -127,7 +131,8 @@ class Binder:
             else:
                 values[name] = self.layout(component, space).rows(rank)
         for name, value in self.program.numbers.items():
-            values[name] = int(self.results[value])
+            number = self.results[value]
+            values[name] = number if isinstance(number, float) else int(number)
         if device is not None:
             values = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()}
         return Bound(values, plans, self._layouts, rank)

@@ -17,7 +17,7 @@ from sylvie_fx.api import DistributedModule, check_model
 from sylvie_fx.engine import ProgramCache
 from sylvie_fx.holdings import copy_model
 from sylvie_fx.ir import ops
-from sylvie_fx.ir.errors import CaptureError, CommError, PassError, SylvieError
+from sylvie_fx.ir.errors import CaptureError, CommError, KernelError, SylvieError, VerifyError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.placement import Rows
 from sylvie_fx.ir.program import Program, placement
@@ -209,9 +209,7 @@ def _default_loss(model: nn.Module, *data: Any) -> Tensor:
 def _refusal(error: BaseException) -> SylvieError | None:
     """The refusal of the model inside an error that a rank raised; None for faults of the runtime."""
     while error is not None:
-        if isinstance(error, (CaptureError, PassError)):
-            return error
-        if isinstance(error, SylvieError) and not isinstance(error, CommError):
+        if isinstance(error, SylvieError) and not isinstance(error, (CommError, KernelError, VerifyError)):
             return error
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return None

@@ -13,10 +13,11 @@ from torch import Tensor
 from sylvie_fx.capture.dgl_index import Size, StandInIndex, refusal
 from sylvie_fx.capture.dgl_len import symbolic_len
 from sylvie_fx.capture.dgl_promises import Ledger, Promise, Replay, tag
+from sylvie_fx.capture.size_numbers import size_as_number
 from sylvie_fx.dgl import dgl
 
 _REFUSED = (
-    "send_and_recv", "pull", "push", "prop_nodes", "prop_edges", "adj", "adj_external", "adj_tensors",
+    "pull", "push", "prop_nodes", "prop_edges", "adj", "adj_external", "adj_tensors",
     "adj_sparse", "adjacency_matrix", "inc", "edge_subgraph", "node_subgraph", "subgraph", "in_subgraph",
     "out_subgraph", "khop_in_subgraph", "khop_out_subgraph", "line_graph", "has_edges_between", "edge_ids",
     "in_edges", "out_edges", "predecessors", "successors", "add_nodes", "remove_nodes", "sample_neighbors",
@@ -174,10 +175,34 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
                 self._ledger,
                 lambda graph: replay(graph).in_degrees() if incoming else replay(graph).out_degrees(),
             )
-        if dgl.base.is_all(nodes):
+        if self._is_every(nodes, self._graph.size):
             return degrees
         found = degrees.index_select(0, dgl.utils.prepare_tensor(self, nodes, "nodes"))
         return found.item() if isinstance(nodes, int) else found
+
+    @staticmethod
+    def _is_every(ids: Any, size: Any) -> bool:
+        """Whether ids that are Python numbers, or DGL's own mark, are those of all rows in order."""
+        if isinstance(ids, (list, tuple)) and len(ids) > 1 and all(type(i) is int for i in ids):
+            ids = range(len(ids)) if list(ids) == list(range(len(ids))) else ()
+        return dgl.base.is_all(ids) or (isinstance(ids, range) and ids == range(size_as_number(size)))
+
+    def send_and_recv(
+        self, edges: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
+    ) -> None:
+        """:meth:`update_all` where ``edges`` are what ``edges()`` returns; nodes without messages keep what they have."""
+        ends = edges if isinstance(edges, tuple) and len(edges) >= 2 else (None, None)
+        if ends[0] is not self._graph.src or ends[1] is not self._graph.dst or apply_node_func is not None:
+            raise refusal(
+                "the method send_and_recv() for a part of the edges", "the captured program works on all of them",
+                remedy="use update_all(), or send_and_recv(graph.edges(), ...) without a function for nodes",
+            )  # fmt: skip
+        results = dgl.core.message_passing(self, message_func, reduce_func, None)
+        reached = self.in_degrees() > 0
+        for name, value in results.items():
+            before = self.ndata[name] if name in self.ndata else torch.zeros_like(value)
+            results[name] = torch.where(reached.view(-1, *[1] * (value.dim() - 1)), value, before)
+        self._set_n_repr(0, dgl.base.ALL, results)
 
     def add_edges(self, u: Any, v: Any, data: Mapping[str, Tensor] | None = None, etype: Any = None) -> None:
         """Append edges between nodes that exist, in place."""

@@ -41,6 +41,7 @@ from sylvie_fx.capture.size_numbers import sizes_as_numbers
 from sylvie_fx.capture.sparse import patched_sparse
 from sylvie_fx.capture.spellings import Spellings
 from sylvie_fx.ir import ops
+from sylvie_fx.ir.decided import decided as decided_operator
 from sylvie_fx.ir.errors import BranchError, CaptureError, SylvieError
 from sylvie_fx.ir.placement import NODES, Rows
 from sylvie_fx.ir.program import Input, Program, meta
@@ -177,8 +178,9 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
         wrapper.decisions = _decide(wrapper, samples)
     exported, least = _export_for(wrapper, inputs, samples, fixed)
     module = exported.module(check_guards=False)
-    decided = fixed or wrapper.decisions is not None or bool(wrapper.numbers())
     inline_regions(module)
+    answered = any(n.target is decided_operator for n in module.graph.nodes)
+    decided = fixed or wrapper.decisions is not None or answered
     clean(module, decided=decided)
     _name_inputs(module, inputs)
     sizes: dict[str, Any] = {}

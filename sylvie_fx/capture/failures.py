@@ -55,8 +55,9 @@ def located(error: SylvieError, model: nn.Module) -> SylvieError:
 
 
 def is_data_dependent(error: Exception) -> bool:
-    """Whether torch.export stopped since Python asked for the value of a tensor."""
-    return "data-dependent" in str(error) or "DataDependent" in type(error).__name__
+    """Whether torch.export stopped since Python asked for the value of a tensor, or could not use the symbol it got for one."""
+    symbol = isinstance(error, TypeError) and "SymInt" in str(error)
+    return symbol or "data-dependent" in str(error) or "DataDependent" in type(error).__name__
 
 
 def depends_on_sizes(error: Exception) -> bool:
@@ -84,17 +85,17 @@ def explain_failure(error: Exception, model: nn.Module, environments: Sequence[A
     """
     place = raised_at(error, model)
     what = f"the forward pass can not be captured: {type(error).__name__}: {first_line(error)}"
-    if is_data_dependent(error):
+    if is_data_dependent(error) and not isinstance(error, TypeError):
         return CaptureError(
             in_module(what, place), where=place[0] or None,
             why="a Python branch or number depends on values that are known only when the program runs",
             remedy="express the branch with tensor operations (torch.where), or move it out of forward",
         )  # fmt: skip
-    if "Constraints violated" in str(error):
+    name = re.search(r"(?:Constraints violated|Specializations unexpectedly required) \((\w+)", str(error))
+    if name:
         place = _where_fixed(environments, guarded or {})
-        name = re.search(r"Constraints violated \((\w+)", str(error))
         return CaptureError(
-            in_module(f"the forward pass is not the same for every number of {name[1] if name else 'rows'}", place),
+            in_module(f"the forward pass is not the same for every number of {name[1]}", place),
             where=place[0] or None,
             why="it fits the number into a fixed shape, or mixes rows of the graph with a tensor of fixed length",
             remedy="compute with sizes as with any number, and use tensor operations over all rows",

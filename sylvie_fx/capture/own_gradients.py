@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,9 +21,11 @@ HOOKING = frozenset({"register_hook", "retain_grad"})
 @contextlib.contextmanager
 def refused_own_gradients() -> Iterator[None]:
     """Refuse autograd functions while a forward pass is captured; checkpoints run as what they wrap."""
-    before = Function.__dict__["apply"]
+    before, thread = Function.__dict__["apply"], threading.get_ident()
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:  # another rank of this process, which runs its program
+            return before.__get__(None, cls)(*args, **kwargs)
         if cls is torch.utils.checkpoint.CheckpointFunction:
             run, _, *rest = args
             return run(*rest)

@@ -35,8 +35,7 @@ def sizes_as_numbers(noted: Callable[[], None]) -> Iterator[None]:
             if value is None:
                 return original(size)
             noted()
-            tensor = torch.scalar_tensor(size, dtype=torch.float64 if isinstance(size, torch.SymFloat) else torch.int64)
-            decided(torch.eq(tensor, value), f"{size} is {value}")
+            _note(size, value)
             return kind(value)
 
         return read
@@ -49,6 +48,21 @@ def sizes_as_numbers(noted: Callable[[], None]) -> Iterator[None]:
     finally:
         for (owner, name), original in before.items():
             setattr(owner, name, original)
+
+
+def size_as_number(size: Any) -> int:
+    """The number that a size has in the capture, noted as if the model's own code had asked for it."""
+    value = _value(size) if isinstance(size, torch.SymInt) else None
+    if value is None:
+        return int(size)
+    _note(size, value)
+    return int(value)
+
+
+def _note(size: Any, value: float) -> None:
+    """Let the program check that a size is that number."""
+    tensor = torch.scalar_tensor(size, dtype=torch.float64 if isinstance(size, torch.SymFloat) else torch.int64)
+    decided(torch.eq(tensor, value), f"{size} is {value}")
 
 
 _READS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
@@ -66,8 +80,9 @@ def _value(size: Any) -> int | float | None:
     if isinstance(size, torch.SymBool):
         if statically_known_true(size) or statically_known_true(torch.sym_not(size)):
             return None
-        if isinstance(expr, (sympy.Eq, sympy.Ne)) and expr.lhs.free_symbols and expr.rhs.free_symbols:
-            return None  # torch learns that two sizes are equal
+        unbacked = expr.free_symbols - set(size.node.shape_env.backed_var_to_val)
+        if unbacked and isinstance(expr, (sympy.Eq, sympy.Ne)) and expr.lhs.free_symbols and expr.rhs.free_symbols:
+            return None  # torch learns that two sizes of masks are equal
     if expr.is_number:
         return None
     sizes = size.node.shape_env

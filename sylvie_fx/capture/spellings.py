@@ -87,9 +87,37 @@ def _embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None,
     return rows.amax(1) if mode == "max" else getattr(rows, mode)(1)
 
 
+def _dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(input - other, p)
+    return length
+
+
+def _cov(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    if input.dim() != 2 or fweights is not None or aweights is not None:
+        return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
+    centred = input - input.mean(1, keepdim=True)
+    return centred @ centred.t().conj() / (input.shape[1] - correction)
+
+
+def _corrcoef(input: Tensor) -> Tensor:
+    if input.dim() != 2:
+        return torch.corrcoef(input)
+    covariance = _cov(input)
+    deviation = covariance.diagonal().sqrt()
+    return (covariance / deviation[:, None] / deviation[None, :]).clamp(-1, 1)
+
+
 _COMPOSED: dict[Any, Any] = {
     torch.take_along_dim: _take_along_dim,
     Tensor.take_along_dim: _take_along_dim,
     F.embedding_bag: _embedding_bag,
+    torch.dist: _dist,
+    Tensor.dist: _dist,
+    torch.cov: _cov,
+    Tensor.cov: _cov,
+    torch.corrcoef: _corrcoef,
+    Tensor.corrcoef: _corrcoef,
     Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]
 }

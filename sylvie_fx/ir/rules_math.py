@@ -287,11 +287,23 @@ def attention(call: Call) -> Outcome:
 
 @placement_rule(aten.cdist)
 def distances(call: Call) -> Outcome:
-    """Distances inside a row's own matrix; of all rows to all rows they are dense."""
-    rank = len(call.out_shape)
-    if any(place.dim >= rank - 2 for _, place in call.sharded()):
-        raise _DENSE
-    return pointwise(call)
+    """Distances of rows to the rows of a replicated table, or inside a row's own matrix; of all rows to all rows they are dense."""
+    (left, right), rank = call.node.args[:2], len(call.out_shape)
+    first, second = call.place(left), call.place(right)
+    for place, own in ((first, left), (second, right)):
+        if isinstance(place, Rows) and place.dim == len(call.shape(own)) - 1:
+            raise Refused("the distances sum over the rows of the graph", "transpose the operands")
+    if isinstance(first, Rows) and isinstance(second, Rows):
+        if first.dim == len(call.shape(left)) - 2 or second.dim == len(call.shape(right)) - 2:
+            raise Refused("it is the distance of all rows to all rows, a dense matrix",
+                          "compute the distances of the pairs that are edges of the graph, or to a table of fixed length")  # fmt: skip
+        return pointwise(call)
+    if isinstance(first, Rows):
+        return Outcome(Rows(first.space, first.dim + rank - len(call.shape(left)), first.factor))
+    if isinstance(second, Rows):
+        back = len(call.shape(right)) - second.dim
+        return Outcome(Rows(second.space, rank - 1 if back == 2 else rank - back, second.factor))
+    return Outcome(REPLICATED)
 
 
 @placement_rule(aten.cosine_similarity, aten.pairwise_distance)

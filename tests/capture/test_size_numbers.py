@@ -34,6 +34,9 @@ USES: dict[str, Callable[[Layer, Tensor, Tensor], Any]] = {
     "tensor": lambda m, x, e: m.a(x) * torch.log(torch.tensor(float(x.size(0)))),
     "loop": lambda m, x, e: sum(m.a(x) * i for i in range(x.size(0) // 10)),
     "comparison": lambda m, x, e: spread(m.a(x), e) if x.size(0) > 100 else m.a(x),
+    "power": lambda m, x, e: m.a(x) * x.size(0) ** -0.5,
+    "entries": lambda m, x, e: m.a(x).sum() / x.numel(),
+    "two sizes": lambda m, x, e: m.a(x) if e.size(1) == 5 * x.size(0) else spread(m.a(x), e),
     "divisible": lambda m, x, e: spread(m.a(x), e) if x.size(0) % 2 else m.a(x),
     "length of a table": lambda m, x, e: torch.zeros(int(x.size(0)), 4).double().index_add(0, e[1], m.a(x)[e[0]]),
     "rows of a mask": lambda m, x, e: m.a(x[e[0].bincount(minlength=x.size(0)) > 4]).sum(0)

@@ -14,7 +14,7 @@ from coverage_cases import Case
 from coverage_text import document, shorten
 
 import sylvie_fx
-from sylvie_fx.ir.errors import SylvieError
+from sylvie_fx.ir.errors import CommError, KernelError, SylvieError, VerifyError
 
 PARTS = 3
 
@@ -70,8 +70,9 @@ def attempt(case: Case) -> Row:
             worst = max(report.per_tensor, key=lambda k: report.per_tensor[k])
             status, text = "fails", f"{worst} differs by {report.largest:.1e}"
     except Exception as error:  # a row of the table, whatever the reason
-        kind = "refused" if isinstance(error, SylvieError) else "fails"
-        status, text = kind, f"{type(error).__name__}: {error}"
+        # Faults of sylvie_fx, and of a rank, are no refusals of the model.
+        fails = isinstance(error, (CommError, KernelError, VerifyError)) or not isinstance(error, SylvieError)
+        status, text = "fails" if fails else "refused", f"{type(error).__name__}: {error}"
     finally:
         torch.set_default_dtype(default)
     return Row(case, status, text, time.perf_counter() - start)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -115,3 +117,29 @@ def test_an_average_of_weighted_classes_counts_weights() -> None:
 def test_refusals(function, text: str) -> None:
     with pytest.raises(PassError, match=text):
         after(function, "global-reductions")
+
+
+def _zero_columns(m: Layer, x: Tensor) -> Tensor:
+    return m.a(x) * torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("function", [
+    lambda m, x, e: m.a(x) + _zero_columns(m, x).std(0),
+    lambda m, x, e: m.a(x) + _zero_columns(m, x).norm(dim=0),
+    lambda m, x, e: torch.nn.functional.normalize(_zero_columns(m, x), dim=0),
+    lambda m, x, e: m.a(x) + (0.0 * m.a(x)).norm(),
+], ids=["deviation", "norms", "normalized", "norm of all"])  # fmt: skip
+def test_the_gradient_of_the_norm_of_zeros_is_zero(function: Callable[..., Tensor]) -> None:
+    check_parity(function)
+
+
+@pytest.mark.parametrize("function", [
+    lambda m, x, e: m.a(x) * torch.linalg.vector_norm(m.a(x), 0),
+    lambda m, x, e: m.a(x) * torch.linalg.norm(m.a(x)) + torch.linalg.matrix_norm(m.a(x)),
+    lambda m, x, e: m.a(x) * torch.dist(m.a(x), m.a(x) * 2),
+    lambda m, x, e: m.a(x) @ torch.cov(m.a(x).t()) + m.a(x) @ torch.corrcoef(m.a(x).t()),
+    lambda m, x, e: torch.softmax(-torch.cdist(m.a(x), m.table), dim=1),
+    lambda m, x, e: torch.softmax(-torch.cdist(m.table, m.a(x)), dim=0).t(),
+], ids=["ord 0", "of all", "dist", "covariance", "to a table", "from a table"])  # fmt: skip
+def test_norms_and_distances(function: Callable[..., Tensor]) -> None:
+    check_parity(function)
