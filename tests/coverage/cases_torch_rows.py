@@ -283,7 +283,7 @@ def all_pairs(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(torch.softmax(h @ h.t(), dim=-1) @ h)
 
 
-@case(refusal="all rows with all rows")
+@case(refusal="all rows to all rows")
 def distances_of_all_pairs(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     return m.b(torch.cdist(m.a(x), x).sum(1, keepdim=True).expand(-1, 8))
 
