@@ -104,8 +104,9 @@ def verify(
         loss: ``loss(model, *data) -> scalar``; runs the model. By default the sum of a smooth function of every output.
         partition: As for ``shard``.
         steps: Training steps; between steps ``optimizer`` moves the parameters (default Adam with learning rate 0.01).
-            The loss of every step is compared, and the gradients of the last; not the parameters, since Adam turns a
-            gradient that is zero but for rounding into a step of full length.
+            The loss of every step is compared, the gradients of the last, and the buffers after the first; neither
+            parameters nor later buffers, since Adam turns a gradient that is zero but for rounding (of a bias in front
+            of a batch norm) into a step of full length, which running statistics then see.
         kinds: As for ``shard``.
         passes: The pipeline.
         tolerance: Largest relative difference that counts as exact; by default that of the model's dtype.
@@ -170,6 +171,7 @@ def _train(
     optimizer = make(trainable) if trainable and steps > 1 else None
     inputs = [t for t in pytree.tree_leaves(data) if isinstance(t, Tensor) and t.requires_grad]
     losses: list[Tensor] = []
+    buffers: dict[str, Tensor] = {}
     for step in range(steps):
         if masks is not None:
             masks.start(step)
@@ -179,6 +181,8 @@ def _train(
         if value.requires_grad:
             value.backward()
         losses.append(value.detach())
+        if step == 0:
+            buffers = {name: b.detach().clone() for name, b in own.named_buffers() if b.layout is torch.strided}
         if optimizer is not None:
             optimizer.step()
     gradients = {name: p.grad for name, p in own.named_parameters()}
@@ -190,7 +194,6 @@ def _train(
             plain = whole.as_subclass(torch.Tensor)
             whole = node_tensor(plain, t._sharding, t._engine).full()
         gradients[f"input {i}"] = whole
-    buffers = {name: b for name, b in own.named_buffers() if b.layout is torch.strided}
     return _Trace(losses, gradients, buffers)
 
 

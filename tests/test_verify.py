@@ -118,3 +118,23 @@ def test_errors_of_the_model_itself_are_named(data: tuple[Tensor, Tensor]) -> No
 ])  # fmt: skip
 def test_relative_difference(expected: Tensor | None, found: Tensor | None, difference: float) -> None:
     assert relative_difference(expected, found) == difference
+
+
+def test_buffers_are_compared_before_adam_turns_rounding_into_steps() -> None:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)  # the bias has no gradient but rounding
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out: Tensor = self.norm(
+                torch.zeros_like(x).index_add(0, edge_index[1], self.lin(x)[edge_index[0]]) + self.lin(x)
+            )
+            return out
+
+    x = torch.randn(30, 4, dtype=torch.float64)
+    report = sylvie_fx.verify(
+        Normalised().double(), x, torch.randint(30, (2, 90)), parts=3, partition="random", steps=5
+    )
+    assert report.per_tensor["buffer norm.running_mean"] < 1e-12
+    assert max(v for k, v in report.per_tensor.items() if k.startswith("buffer")) < 1e-12
