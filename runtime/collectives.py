@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,31 +44,47 @@ class Collectives(ABC):
             OptionError: An unknown op, or a sum of booleans.
             CommError: A peer failed.
         """
+        return self.start_all_reduce(tensor, label, op)()
+
+    def start_all_reduce(self, tensor: Tensor, label: str, op: ReduceOp = "sum") -> Callable[[], Tensor]:
+        """See Transport.start_all_reduce."""
         if op not in ("sum", "max", "min"):
             raise OptionError(f"all_reduce takes sum, max or min, not {op!r}")
         if tensor.dtype == torch.bool and op == "sum":
             raise OptionError("a sum over ranks of booleans is not defined", remedy="convert to an integer type first")
         flat = tensor.detach().contiguous().reshape(-1)
         if self.size == 1 or flat.numel() == 0:
-            return tensor.detach().clone()
-        if flat.numel() * flat.element_size() <= _ONE_ROUND_BYTES:
-            copies = [flat if peer == self.rank else torch.empty_like(flat) for peer in range(self.size)]
-            self.exchange([flat] * self.size, copies, label).wait()
-            return _combine(copies, op).reshape(tensor.shape)
-        return self._two_rounds(flat, label, op).reshape(tensor.shape)
+            alone = tensor.detach().clone()
+            return lambda: alone
+        if flat.numel() * flat.element_size() > _ONE_ROUND_BYTES:
+            total = self._two_rounds(flat, label, op)
+            return lambda: total().reshape(tensor.shape)
+        copies = [flat if peer == self.rank else torch.empty_like(flat) for peer in range(self.size)]
+        pending = self.exchange([flat] * self.size, copies, label)
 
-    def _two_rounds(self, flat: Tensor, label: str, op: ReduceOp) -> Tensor:
-        """Each rank combines one chunk of everybody's, then hands it to everybody."""
+        def finish() -> Tensor:
+            pending.wait()
+            return _combine(copies, op).reshape(tensor.shape)
+
+        return finish
+
+    def _two_rounds(self, flat: Tensor, label: str, op: ReduceOp) -> Callable[[], Tensor]:
+        """Each rank combines one chunk of everybody's, then hands it to everybody; the first round starts at once."""
         bounds = [flat.numel() * peer // self.size for peer in range(self.size + 1)]
         chunks = [flat[low:high] for low, high in itertools.pairwise(bounds)]
         own = chunks[self.rank]
         copies = [own if peer == self.rank else torch.empty_like(own) for peer in range(self.size)]
-        self.exchange(chunks, copies, f"{label} (combine)").wait()
-        total = torch.empty_like(flat)
-        parts = [total[low:high] for low, high in itertools.pairwise(bounds)]
-        parts[self.rank].copy_(_combine(copies, op))
-        self.exchange([parts[self.rank]] * self.size, parts, f"{label} (spread)").wait()
-        return total
+        pending = self.exchange(chunks, copies, f"{label} (combine)")
+
+        def finish() -> Tensor:
+            pending.wait()
+            total = torch.empty_like(flat)
+            parts = [total[low:high] for low, high in itertools.pairwise(bounds)]
+            parts[self.rank].copy_(_combine(copies, op))
+            self.exchange([parts[self.rank]] * self.size, parts, f"{label} (spread)").wait()
+            return total
+
+        return finish
 
     def all_gather_object(self, value: Any, label: str) -> list[Any]:
         """See Transport.all_gather_object."""

@@ -45,6 +45,7 @@ class Crossing:
         passage: The pass that is under way, between its start and its wait.
         age: How old halo rows and their gradients are in the present step.
         smooth: Weight of the past in the running averages of both; None for none.
+        alone: Whether the gradient of own rows comes from the inner edges alone: it is then new, and may be written to.
     """
 
     link: Link
@@ -54,6 +55,7 @@ class Crossing:
     passage: Passage | None = None
     age: tuple[int, int] = (0, 0)
     smooth: float | None = None
+    alone: bool = False
 
     @staticmethod
     def make(
@@ -132,7 +134,9 @@ class HaloStart(torch.autograd.Function):
         passage, crossing = ctx.passage, ctx.crossing
         if passage.backward is None:
             return gradient, None
-        total = ctx.like.new_zeros(ctx.shape) if gradient is None else gradient.clone()
+        if gradient is None:
+            gradient = ctx.like.new_zeros(ctx.shape)
+        total = gradient if crossing.alone and gradient.is_contiguous() else gradient.clone()
         crossing.back.collect_into(passage.backward, crossing.age[1], _flat(total), crossing.places)
         passage.backward = None
         return total, None

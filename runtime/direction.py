@@ -81,13 +81,18 @@ class Direction:
 
     def collect_into(self, number: int, age: int, out: Tensor, places: Tensor) -> None:
         """Add the rows for a transfer to rows ``places`` of ``out``."""
-        if self.bound == 0 and not self._courier.threaded:
-            _, _, sent, _ = self._flights.popleft()
-            with self._courier.recorder.scope(staleness=0):
-                self.carrier.finish(sent.result(), out, add=True, smooth=None)
-            self.landed = number
-            self._courier.counters.used(0)
-            return
+        due = number - min(age, self.bound)
+        # At the bound nobody can want the same rows again: they need not be kept, and are added as they are decoded.
+        unwanted = age >= self.bound and (self.landed >= 0 or self.bound == 0)
+        if unwanted and not self._line and not self._courier.threaded:
+            self._land(due - 1)
+            if self._flights and self._flights[0][0] == due:
+                _, smooth, sent, _ = self._flights.popleft()
+                with self._courier.recorder.scope(staleness=number - due):
+                    self.carrier.finish(sent.result(), out, add=True, smooth=smooth)
+                self.rows, self.landed = None, due
+                self._courier.counters.used(number - due)
+                return
         out.index_add_(0, places, self.collect(number, age).to(out.dtype))
 
     def _land(self, newest: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,12 +164,25 @@ class SyncGradients(torch.autograd.Function):
 
 def reduce_bucket(gradients: Sequence[Tensor | None], transport: Transport, label: str) -> list[Tensor | None]:
     """Sum tensors over ranks, flattened into one message for each dtype."""
-    results = list(gradients)
-    dtypes = dict.fromkeys(g.dtype for g in gradients if g is not None)
-    for dtype in dtypes:
+    return start_bucket(gradients, transport, label)()
+
+
+def start_bucket(
+    gradients: Sequence[Tensor | None], transport: Transport, label: str
+) -> Callable[[], list[Tensor | None]]:
+    """Begin what :func:`reduce_bucket` does; the returned function ends it."""
+    begun = []
+    for dtype in dict.fromkeys(g.dtype for g in gradients if g is not None):
         at = [i for i, g in enumerate(gradients) if g is not None and g.dtype == dtype]
-        flat = torch.cat([gradients[i].reshape(-1) for i in at])  # type: ignore[union-attr]
-        total = transport.all_reduce(flat, label)
-        for i, part in zip(at, total.split([gradients[i].numel() for i in at]), strict=True):  # type: ignore[union-attr]
-            results[i] = part.view(gradients[i].shape)  # type: ignore[union-attr]
-    return results
+        shapes = [g.shape for g in gradients if g is not None and g.dtype == dtype]
+        flat = torch.cat([g.reshape(-1) for g in gradients if g is not None and g.dtype == dtype])
+        begun.append((at, shapes, transport.start_all_reduce(flat, label)))
+
+    def finish() -> list[Tensor | None]:
+        results = list(gradients)
+        for at, shapes, total in begun:
+            for i, shape, part in zip(at, shapes, total().split([shape.numel() for shape in shapes]), strict=True):
+                results[i] = part.view(shape)
+        return results
+
+    return finish

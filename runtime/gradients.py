@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sylvie_fx.runtime.exchange import reduce_bucket
+from sylvie_fx.runtime.exchange import start_bucket
 from sylvie_fx.runtime.lanes import Courier, Handle
 from sylvie_fx.runtime.transport import Transport
 
@@ -46,7 +46,7 @@ class SyncStart(torch.autograd.Function):
         """Hand the bucket over; what is returned stands for the sums, which SyncFinish fills in."""
         reduction = ctx.reduction
         what = f"{reduction.label} bucket of parameters {ctx.positions}"
-        handle = reduction.courier.sum(lambda: reduce_bucket(gradients, reduction.transport, what), what)
+        handle = reduction.courier.sum(lambda: start_bucket(gradients, reduction.transport, what), what)
         reduction.pending.append((ctx.positions, handle))
         return (None, None, *gradients)
 

@@ -148,8 +148,8 @@ class Courier:
     Args:
         name: Of the machine.
         timeout: Seconds that a result is waited for.
-        threaded: Whether the lanes are threads; else sending and summing happen at once, and arrivals are handled by who
-            wants them. That is right where there is no wire to hide behind, and on a GPU, whose streams are the lanes.
+        threaded: Whether the lanes are threads; else sending happens at once, and arrivals and sums are handled by who wants
+            them. That is right where there is no wire to hide behind, and on a GPU, whose streams are the lanes.
         counters: Take the time for which the main thread waits.
         recorder: Takes the same as events.
     """
@@ -170,23 +170,23 @@ class Courier:
 
     def send(self, job: Callable[[], _T], what: str) -> Handle[_T]:
         """Encode and post."""
-        return self._run("send", self.recorder.carried(job), what)
+        job = self.recorder.carried(job)
+        if self.threaded:
+            return self._lanes["send"].submit(job, what)
+        handle = Here(job)
+        handle.result()
+        return handle
 
     def receive(self, job: Callable[[], _T], what: str) -> Handle[_T]:
         """Wait for an arrival and decode it."""
         job = self.recorder.carried(job)
         return self._lanes["receive"].submit(job, what) if self.threaded else Here(job)
 
-    def sum(self, job: Callable[[], _T], what: str) -> Handle[_T]:
-        """Sum over ranks."""
-        return self._run("sum", self.recorder.carried(job), what)
-
-    def _run(self, kind: str, job: Callable[[], _T], what: str) -> Handle[_T]:
+    def sum(self, begin: Callable[[], Callable[[], _T]], what: str) -> Handle[_T]:
+        """Sum over ranks: ``begin`` sends, and what it returns ends the sum."""
         if self.threaded:
-            return self._lanes[kind].submit(job, what)
-        handle = Here(job)
-        handle.result()
-        return handle
+            return self._lanes["sum"].submit(self.recorder.carried(lambda: begin()()), what)
+        return Here(self.recorder.carried(begin()))
 
     def close(self) -> None:
         """Let the threads end; a second call does nothing."""

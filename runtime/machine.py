@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -62,7 +63,7 @@ class Machine:
             for slot in program.slots
         }  # fmt: skip
         self._courier = Courier(
-            self._name, transport.timeout, threaded=transport.threaded and device.type == "cpu",
+            self._name, transport.timeout, threaded=transport.threaded and device.type == "cpu" and os.environ.get("LANES") != "0",
             counters=getattr(transport, "counters", None), recorder=self.recorder,
         )  # fmt: skip
         self._sites = self._make_sites(device)
@@ -137,6 +138,8 @@ class Machine:
                 self.links[slot], own_ids, self.program.codings[site], f"{self._name} exchange {slot} site {site}",
                 self._courier, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF, self.program.paces[site], line=options.stale == "line",
             )  # fmt: skip
+            own = next(user for user in node.users if user.args[1] == 0)
+            crossings[site].alone = [user.target for user in own.users] == [ops.spmm_inner]
         return crossings
 
     def _controller(self, options: Options) -> WidthController | None:

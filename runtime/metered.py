@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,20 @@ class MeteredTransport:
         self._reduced(label, start)
         return result
 
+    def start_all_reduce(self, tensor: Tensor, label: str, op: ReduceOp = "sum") -> Callable[[], Tensor]:
+        """See Transport.start_all_reduce."""
+        sent = time.perf_counter()
+        inner = self.inner.start_all_reduce(tensor, label, op)
+
+        def finish() -> Tensor:
+            start = time.perf_counter()
+            result = inner()
+            self._count_reduced()
+            self._waited(label, sent, start)
+            return result
+
+        return finish
+
     def all_gather_object(self, value: Any, label: str) -> list[Any]:
         """See Transport.all_gather_object."""
         start = time.perf_counter()
@@ -125,9 +139,12 @@ class MeteredTransport:
         )  # fmt: skip
 
     def _reduced(self, label: str, start: float) -> None:
+        self._count_reduced()
+        self._waited(label, start, start)
+
+    def _count_reduced(self) -> None:
         with self._lock:  # whatever was sent and is no exchange; what other threads send meanwhile must not count twice
             self.meter.bytes_reduced = self.inner.bytes_sent - self._base - self.meter.bytes_sent
-        self._waited(label, start, start)
 
     def _waited(self, label: str, sent: float, start: float, size: int | None = None) -> None:
         """Something sent at one time was waited for from another one on."""

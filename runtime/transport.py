@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -71,6 +71,9 @@ class Transport(Protocol):
 
     def all_reduce(self, tensor: Tensor, label: str, op: ReduceOp = "sum") -> Tensor:
         """Combine the tensors of all ranks in rank order: a new tensor, detached, with the same bits on every rank."""
+
+    def start_all_reduce(self, tensor: Tensor, label: str, op: ReduceOp = "sum") -> Callable[[], Tensor]:
+        """Begin what ``all_reduce`` does; the returned function ends it, and is called in the same order on every rank."""
 
     def all_gather_object(self, value: Any, label: str) -> list[Any]:
         """The small picklable values of all ranks, in rank order."""

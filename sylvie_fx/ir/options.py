@@ -65,8 +65,8 @@ class Options:
     eval_bits: Any = 32
     staleness: Any = 0
     stale: str = "average"
-    smoothing: float = 0.9
-    warm_up: int = 1
+    smoothing: float = 0.85
+    warm_up: int = 5
     refresh_every: int = 0
     seed: int = 0
     timeout: float = 300.0
