@@ -47,7 +47,7 @@ class Network:
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(self.names)),
                 "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
+                "LOCAL_WORLD_SIZE": str(len(self.names)),
                 "MASTER_ADDR": self.addresses[0],
                 "MASTER_PORT": "29500",
                 "GLOO_SOCKET_IFNAME": INTERFACE,

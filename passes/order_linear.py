@@ -54,7 +54,7 @@ class OrderLinear(Pass):
                 self._behind(program, node)
         for node in list(program.graph.nodes):
             if _is_product(node):
-                self._in_front(program, node)
+                self._in_front(program, node, context)
         for node in list(program.graph.nodes):
             if node.target is aten.add.Tensor:
                 _join_bias(node)
@@ -83,8 +83,10 @@ class OrderLinear(Pass):
             moved[node] = _again(node, moved, end)
         _replace(end, _applied(linear, moved[end], end))
 
-    def _in_front(self, program: Program, linear: fx.Node) -> None:
+    def _in_front(self, program: Program, linear: fx.Node, context: PassContext) -> None:
         """Move a linear layer from behind aggregations to in front of them, where that is cheaper."""
+        if not context.options.pace(program.mode, meta(linear).module).synchronous:
+            return  # old rows times old weights: the training loop has a longer delay, and may oscillate
         top, _, bias = _parts(linear)
         if _width(linear) >= _width(top):
             return

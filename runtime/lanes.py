@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -18,6 +19,16 @@ from sylvie_fx.runtime.timeline import Recorder
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
+
+
+def spare_core() -> bool:
+    """Whether every rank of this host has a core besides the one that it computes on.
+
+    Where it has not, threads of communication only take turns with the computation and with each other, which costs more
+    than it hides: gloo moves bytes in a thread of its own in any case.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > 1
 
 
 class Handle(Protocol[_T_co]):

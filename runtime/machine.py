@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -63,7 +62,7 @@ class Machine:
             for slot in program.slots
         }  # fmt: skip
         self._courier = Courier(
-            self._name, transport.timeout, threaded=transport.threaded and device.type == "cpu" and os.environ.get("LANES") != "0",
+            self._name, transport.timeout, threaded=transport.threaded and device.type == "cpu",
             counters=getattr(transport, "counters", None), recorder=self.recorder,
         )  # fmt: skip
         self._sites = self._make_sites(device)

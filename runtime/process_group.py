@@ -20,6 +20,7 @@ from sylvie_fx.ir.errors import CommError, OptionError
 from sylvie_fx.runtime.collectives import Collectives
 from sylvie_fx.runtime.failures import FailureBoard
 from sylvie_fx.runtime.in_process import InProcessGroup
+from sylvie_fx.runtime.lanes import spare_core
 from sylvie_fx.runtime.transport import DEFAULT_TIMEOUT, Pending, Transport, check_buffers, something
 
 #: What torchrun tells each process, all of which a process group needs.
@@ -54,7 +55,7 @@ class ProcessGroupTransport(Collectives):
         if self._group is None or dist.get_rank(self._group) < 0:
             raise CommError("this process is not a member of the process group")
         self.rank, self.size, self.timeout = dist.get_rank(self._group), dist.get_world_size(self._group), timeout
-        self.threaded = self.size > 1
+        self.threaded = self.size > 1 and spare_core()
         self.bytes_sent = self.messages_sent = 0
         self._name = str(self._group.group_name)
         self._backends = _backends(dist.get_backend_config(self._group))

@@ -282,7 +282,8 @@ class DistributedModule(nn.Module):
             mode = next(iter(self._last))
         compiled = self._compiled(mode)
         bound = next((b for p, b in self._engine.bound() if p is compiled.program), None)
-        return explain(compiled.program, bound, self.options, kernel_name)
+        where = "in threads of its own" if self.transport.threaded else "in the thread that computes"
+        return f"{explain(compiled.program, bound, self.options, kernel_name)}communication: coded and handled {where}\n"
 
     @property
     def stats(self) -> Stats:

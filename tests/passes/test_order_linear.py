@@ -132,3 +132,23 @@ class _NoBias(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.sum(x, edge_index)
+
+
+def test_no_layer_moves_in_front_of_an_exchange_whose_rows_may_be_old() -> None:
+    class Narrow(nn.Module):
+        """A layer that makes rows narrow, behind an aggregation of values that depend on parameters."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(12, 64).double(), nn.Linear(64, 3).double()
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.last(neighbours(self.first(x).relu(), edge_index))
+
+    def summed(**options: Any) -> list[int]:
+        program = compiled(Narrow(), *graph(), **options).program("train")
+        sums = (ops.spmm, ops.spmm_halo)
+        return [int(shape(n)[1]) for n in program.graph.nodes if n.target in sums]
+
+    assert summed() == [3]
+    assert summed(staleness=1) == [64]

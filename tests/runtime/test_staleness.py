@@ -68,7 +68,7 @@ class Sum(nn.Module):
         nn.init.zeros_(self.linear.weight)  # ranks are threads, and would draw from one generator
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        h = self.linear(x)
+        h = self.linear(x).relu()  # or the inputs would be summed, once, in front of the layer
         return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
 
 
@@ -83,7 +83,7 @@ def steps(weights: list[float], *, threaded: bool = False, fresh: tuple[int, ...
     def rank(transport: InProcessTransport) -> Tensor:
         transport.threaded = threaded
         net = sylvie_fx.DistributedModule(
-            Sum(), sylvie_fx.Options(**options), sylvie_fx.default_passes(), transport, cache
+            Sum(), sylvie_fx.Options(**{"warm_up": 1, **options}), sylvie_fx.default_passes(), transport, cache
         )
         x, e = net.shard(
             torch.ones(4, FEATURES, dtype=torch.float64),
@@ -144,7 +144,7 @@ def test_directions_and_layers_apart(staleness: Any, forward: int, backward: int
     edges = torch.tensor([[0, 1], [1, 0]])
 
     def rank(transport: InProcessTransport) -> list[tuple[float, float]]:
-        options = sylvie_fx.Options(staleness=staleness, stale="last")
+        options = sylvie_fx.Options(staleness=staleness, stale="last", warm_up=1)
         net = sylvie_fx.DistributedModule(Sum(), options, sylvie_fx.default_passes(), transport, cache)
         x, e = net.shard(
             torch.ones(2, FEATURES, dtype=torch.float64),
