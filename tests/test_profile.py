@@ -20,7 +20,7 @@ from sylvie_fx.ir.schedule_check import validate
 from sylvie_fx.ir.simulate import LinkModel, measured_bytes, measured_seconds, simulate
 from sylvie_fx.ir.timeline import KINDS, Event, Timeline
 from sylvie_fx.passes.pipeline import default_passes
-from sylvie_fx.runtime.in_process import run_ranks
+from sylvie_fx.runtime.in_process import InProcessTransport, run_ranks
 from sylvie_fx.runtime.transport import Transport
 
 STEPS = 2
@@ -40,14 +40,15 @@ class Sums(nn.Module):
         return x
 
 
-def profiled(bits: int, tmp_path: Path) -> tuple[list[Timeline], list[Any], Program]:
+def profiled(bits: int, tmp_path: Path, threaded: bool = False) -> tuple[list[Timeline], list[Any], Program]:
     """The timelines that two ranks get of two steps, their stats, and the program."""
     torch.manual_seed(0)
     model, x, y = Sums(), torch.randn(60, 6), torch.randint(3, (60,))
     src, dst = torch.randint(60, (2, 240))
     cache, options = ProgramCache(), sylvie_fx.Options(bits=bits)
 
-    def rank(transport: Transport) -> tuple[Timeline, Any, Program]:
+    def rank(transport: InProcessTransport) -> tuple[Timeline, Any, Program]:
+        transport.threaded = threaded
         net = sylvie_fx.DistributedModule(copy.deepcopy(model), options, default_passes(), transport, cache)
         own, s, d, labels = net.shard(x, src, dst, y, partition="random")
 
@@ -100,6 +101,20 @@ def test_a_wait_lies_between_what_makes_its_rows_and_what_reads_them(tmp_path: P
         layer = [i for i, e in enumerate(forward) if e.module == "second"]
         assert layer[-1] < wait, "the second layer's rows cross"
         assert any("spmm" in name for name in names[wait:]), "the aggregation reads what arrived"
+
+
+def test_what_lanes_do_is_told_from_what_the_rank_waits_for(tmp_path: Path) -> None:
+    (timeline, _), _, _ = profiled(1, tmp_path, threaded=True)
+    for rank in (0, 1):
+        main = {e.thread for e in timeline.select("compute", rank)}
+        assert len(main) == 1
+        assert {e.thread for e in timeline.select("wait", rank)} <= main, "a lane that waits holds up nobody"
+        for kind, lane in (("quantise", "send"), ("wire", "receive"), ("dequantise", "receive")):
+            events = [e for e in timeline.select(kind, rank) if e.exchange is not None]
+            assert {e.thread.split()[-1] for e in events} == {lane}
+            found = [(e.exchange, e.direction, e.step) for e in events]
+            assert found == [(1, direction, step) for step in (1, 2) for direction in ("forward", "backward")]
+            assert kind != "wire" or all(e.sent for e in events)
 
 
 def test_a_schedule_overlaps_and_its_backward_pass_is_the_mirror_image(tmp_path: Path) -> None:
