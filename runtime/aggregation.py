@@ -109,8 +109,8 @@ class Aggregations:
         rows: int,
         negative_slope: float,
     ) -> Tensor:
-        source, target = source_score.flatten(1), target_score.flatten(1)
-        heads = source.shape[1]
+        heads = math.prod(source_score.shape[1:])  # one without a dimension of heads
+        source, target = (score.reshape(len(score), heads) for score in (source_score, target_score))
         keep = None if keep is None else keep.reshape(len(dst), heads)
         tall = x.reshape(len(x), heads, math.prod(x.shape[1:]) // heads)
         layout = self._layout(src, dst, len(x), rows)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from sylvie_fx.ir.program import meta
+from sylvie_fx.runtime.recompute import Item, stretches
 
 
 class KeptValues:
@@ -15,17 +16,19 @@ class KeptValues:
 
     Args:
         graph: The main graph.
+        recompute: Take stretches of it together, which are computed again in the backward pass.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, recompute: bool = False) -> None:
         nodes = list(graph.nodes)
         self._marked = frozenset(n for n in nodes if meta(n).kept)
         left_out: set[fx.Node] = set()
         for node in reversed(nodes):
             if node in self._marked or (node.users and all(user in left_out for user in node.users)):
                 left_out.add(node)
-        rest = [n for n in nodes if n not in left_out]
-        self._whole, self._rest = (nodes, last_uses(nodes)), (rest, last_uses(rest))
+        rest: list[Any] = [n for n in nodes if n not in left_out]
+        whole, rest = (stretches(nodes), stretches(rest)) if recompute else (list(nodes), list(rest))
+        self._whole, self._rest = (whole, last_uses(whole)), (rest, last_uses(rest))
         self._kept: dict[fx.Node, Tensor] = {}
         self._versions: list[int] = []
         self._new: dict[fx.Node, Tensor] = {}
@@ -42,7 +45,7 @@ class KeptValues:
         """Compute all of them again at the next step."""
         self._kept, self._versions = {}, []
 
-    def begin(self) -> tuple[dict[fx.Node, Any], list[fx.Node], dict[fx.Node, list[fx.Node]]]:
+    def begin(self) -> tuple[dict[fx.Node, Any], list[Item], dict[Item, list[fx.Node]]]:
         """The values at hand at the start of a step, the nodes to run, and what each of them is the last to read."""
         self._new = {}
         return dict(self._kept), *(self._rest if self._kept else self._whole)
@@ -69,9 +72,9 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def last_uses(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+def last_uses(nodes: Sequence[Item]) -> dict[Item, list[fx.Node]]:
     """Node to the values that nothing reads after it."""
-    last: dict[fx.Node, list[fx.Node]] = {}
+    last: dict[Item, list[fx.Node]] = {}
     seen: set[fx.Node] = set()
     for node in reversed(nodes):
         for used in node.all_input_nodes:

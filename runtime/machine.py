@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link
 from sylvie_fx.runtime.gradients import Reduction, SyncFinish, SyncStart
 from sylvie_fx.runtime.kept import KeptValues, version
 from sylvie_fx.runtime.lanes import Courier
+from sylvie_fx.runtime.recompute import Stretch
 from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.tracing import traced
 from sylvie_fx.runtime.transport import Transport
@@ -82,7 +84,7 @@ class Machine:
             for name, known in program.localized.items()
             if known.slot is not None
         })  # fmt: skip
-        self._values = KeptValues(program.graph)
+        self._values = KeptValues(program.graph, options.recompute)
         self._step = 0
         self._crossing: dict[Any, Callable[..., Any]] = {
             ops.halo_exchange: self._halo_exchange,
@@ -185,22 +187,31 @@ class Machine:
         self._adaptor.begin(step)
         values, nodes, last_use = self._values.begin()
         for node in nodes:
-            if node.op == "placeholder":
+            if isinstance(node, Stretch):
+                values |= node.run(values, functools.partial(self._evaluate_at, step))
+            elif node.op == "placeholder":
                 values[node] = self.bound.values[node.name] if node.name in self.bound.values else inputs[node.name]
             elif node.op == "get_attr":
                 values[node] = self._attribute(str(node.target))
             elif node.op == "output":
                 return self._values.end(_lookup(node.args[0], values))
             else:
-                args, kwargs = _lookup(node.args, values), _lookup(node.kwargs, values)
-                if self.recorder.on:
-                    values[node] = traced(self.recorder, step, node, args, kwargs, self._call)
-                else:
-                    values[node] = self._call(node, args, kwargs)
-            self._values.note(node, values[node])
+                values[node] = self._evaluate_at(step, node, values)
+                self._values.note(node, values[node])
             for used in last_use.get(node, ()):
                 values.pop(used, None)
         raise AssertionError("a program ends with an output")
+
+    def _evaluate_at(self, step: int, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        """Run an operator as part of a step; in a backward pass, that may not be the last one that began."""
+        args, kwargs = _lookup(node.args, values), _lookup(node.kwargs, values)
+        last, self._step = self._step, step
+        try:
+            if self.recorder.on:
+                return traced(self.recorder, step, node, args, kwargs, self._call)
+            return self._call(node, args, kwargs)
+        finally:
+            self._step = last
 
     def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if node.target in self.aggregations.targets:

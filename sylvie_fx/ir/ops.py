@@ -7,6 +7,7 @@ needs the transport and the exchange plan that its ``slot`` names.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -68,7 +69,8 @@ def _attention(
 ) -> Tensor:
     scores = torch.nn.functional.leaky_relu(_sddmm(source_score, src, target_score, dst, "add"), negative_slope)
     weight = _segment_softmax(scores, dst, rows)
-    weight = (weight if keep is None else weight * keep).flatten(1)
+    weight = weight if keep is None else weight * keep
+    weight = weight.reshape(weight.shape[0], math.prod(weight.shape[1:]))
     heads = x.reshape(x.shape[0], weight.shape[1], -1)
     return _spmm(heads, src, dst, weight, rows, "sum").view(rows, *x.shape[1:])
 

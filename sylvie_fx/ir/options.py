@@ -49,6 +49,8 @@ class Options:
         warm_up: Synchronous steps at the beginning.
         refresh_every: A synchronous step comes each time that so many steps have gone by (Sylvie's Bounded Staleness
             Adaptor with a fixed period); 0 for never.
+        recompute: Compute what lies between aggregations, these included, again in the backward pass instead of keeping
+            it: less memory, above all for attention, whose edge values are not kept, for about a third more time.
         seed: Seed of dropout masks and of random rounding; the same on every rank.
         timeout: Seconds that a rank waits for a peer before it raises CommError.
 
@@ -68,6 +70,7 @@ class Options:
     smoothing: float = 0.85
     warm_up: int = 5
     refresh_every: int = 0
+    recompute: bool = False
     seed: int = 0
     timeout: float = 300.0
     _rules: Mapping[str, tuple[tuple[str, int, int], ...]] = field(default_factory=dict, repr=False, compare=False)

@@ -42,6 +42,11 @@ CALLS = {
 }  # fmt: skip
 
 
+CALLS["attention without heads"] = (
+    ops.attention, (values(NODES, 3), SOURCE, TARGET, values(NODES, seed=1), values(NODES, seed=2), None, NODES, 0.2)
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_kernels_compute_what_the_operators_define(name: str) -> None:
     target, args = CALLS[name]
