@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,26 +20,30 @@ from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.transport import Pending, Transport
 
 
-def codec_spec(coding: Coding) -> CodecSpec:
+def codec_spec(coding: Coding, columns: int) -> CodecSpec:
     """The codec of a coding; a shift is difference coding that moves by a part."""
     rounding = Rounding(coding.rounding)
     if coding.variant == "shift":
-        return CodecSpec(coding.bits, rounding, Variant.DIFFERENCE, SHIFT_PART[rounding, coding.bits])
+        return CodecSpec(coding.bits, rounding, Variant.DIFFERENCE, shift_part(rounding, coding.bits, columns))
     return CodecSpec(coding.bits, rounding, Variant(coding.variant))
 
 
-SHIFT_PART = {
-    (Rounding.STOCHASTIC, 1): 0.2,
-    (Rounding.STOCHASTIC, 2): 0.5,
-    (Rounding.STOCHASTIC, 4): 0.9,
-    (Rounding.STOCHASTIC, 8): 1.0,
-    (Rounding.DITHERED, 1): 0.35,
-    (Rounding.DITHERED, 2): 0.75,
-    (Rounding.DITHERED, 4): 1.0,
-    (Rounding.DITHERED, 8): 1.0,
-}
-"""How far a shift moves: about 1 / (1 + w), with w the variance of the rounding relative to the rows' own, measured for
-Gaussian rows of 16 to 256 numbers."""
+def shift_part(rounding: Rounding, bits: int, columns: int) -> float:
+    """How far a shift moves: 1 / (1 + w), the best for random rounding whose variance is w times the rows' own.
+
+    Args:
+        rounding: Stochastic or dithered.
+        bits: 1 to 8.
+        columns: Numbers a row; w is that of Gaussian ones.
+    """
+    # The mean squared span of so many Gaussian numbers, within 10 % for 8 to 1024 of them.
+    span, steps = max(4.8 * math.log2(max(columns, 1)) - 6.4, 3.0), (1 << bits) - 1
+    if rounding is Rounding.DITHERED:
+        variance = span / 12 / steps**2
+    else:
+        variance = span / 4 - 1 if bits == 1 else span / 6 / steps**2
+    # Short rows of one bit would allow more, but not where they are far from Gaussian.
+    return min(1 / (1 + max(variance, 0.0)), 0.5 if bits == 1 else 1.0)
 
 
 def keys_sent(ids: Tensor, transport: Transport) -> Tensor:
@@ -142,7 +147,7 @@ class Channel:
             seed: Of this site and direction.
         """
         columns = values.shape[1]
-        spec = codec_spec(self.coding)
+        spec = codec_spec(self.coding, columns)
         if self.measuring:
             reference = self.sent if spec.variant is Variant.DIFFERENCE else None
             chosen = values.detach() if self.rows is None else values.detach().index_select(0, self.rows)
