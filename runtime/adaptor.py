@@ -1,7 +1,19 @@
-"""Sylvie's Bounded Staleness Adaptor: how old the rows of each exchange are in the coming step."""
+"""Sylvie's Bounded Staleness Adaptor: how old the rows of each exchange are in the coming step.
+
+With a fixed bound every exchange is as old as its bound once the warm-up is over. The adaptive one looks at two figures
+that the warm-up's synchronous steps and every later period give:
+
+* *waiting*: the part of a step for which this rank stood still for an exchange. Where the wire is no bottleneck, nothing
+  is gained by old rows, and exchanges stay synchronous. It is judged once, behind the warm-up, since a stale exchange
+  does not show what a synchronous one would wait.
+* *drift*: how far the rows that are sent move from one step to the next, relative to their norm. Old rows differ from
+  new ones by the drift times the delay, of which the running average is the larger part.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 
 import torch
@@ -9,6 +21,15 @@ import torch
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.pace import Pace
 from sylvie_fx.runtime.crossing import Crossing
+from sylvie_fx.runtime.transport import Transport
+
+log = logging.getLogger(__name__)
+
+PERIOD = 50
+"""Steps between two looks at the drift."""
+
+WORTH = 0.05
+"""Part of a step that must be spent waiting for exchanges before any of them gets stale."""
 
 
 class Adaptor:
@@ -18,12 +39,25 @@ class Adaptor:
         crossings: By site.
         paces: The bounds, by site.
         options: The options of distribute().
+        transport: For what ranks have measured; the largest counts.
+
+    Attributes:
+        decisions: What was decided when: step, site, direction, age, waiting (part of a step), drift (relative to the
+            rows' norm).
     """
 
-    def __init__(self, crossings: Mapping[int, Crossing], paces: Mapping[int, Pace], options: Options) -> None:
-        self.options = options
-        self._stale = [(c, paces[site]) for site, c in sorted(crossings.items()) if not paces[site].synchronous]
+    def __init__(
+        self, crossings: Mapping[int, Crossing], paces: Mapping[int, Pace], options: Options, transport: Transport
+    ) -> None:
+        self.options, self._transport = options, transport
+        self._stale = {s: (c, paces[s]) for s, c in sorted(crossings.items()) if not paces[s].synchronous}
         self._smooth = options.smoothing if options.stale == "average" else None
+        self._auto = {site: entry for site, entry in self._stale.items() if entry[1].auto}
+        self._chosen = dict.fromkeys(self._auto, (0, 0))
+        self._worth: dict[tuple[int, int], bool] = {}
+        self._began: float | None = None
+        self._step_s = 0.0
+        self.decisions: list[tuple[int, int, str, int, float, float]] = []
 
     def begin(self, step: int) -> None:
         """Called when a forward pass begins.
@@ -33,12 +67,64 @@ class Adaptor:
         """
         if not self._stale:
             return
-        fresh = self._is_fresh(step) or not torch.is_grad_enabled()
-        for crossing, pace in self._stale:
-            crossing.age = (0, 0) if fresh else (pace.forward, pace.backward)
-            # A weight of nothing lets the average begin anew at the rows as they are.
-            crossing.smooth = self._smooth if self._smooth is None or not fresh else 0.0
+        if not torch.is_grad_enabled():
+            self._set(fresh=True)
+            return
+        if self._auto:
+            self._look(step)
+        self._set(fresh=self._is_fresh(step))
+
+    def _set(self, *, fresh: bool) -> None:
+        for site, (crossing, pace) in self._stale.items():
+            age = self._chosen[site] if pace.auto else (pace.forward, pace.backward)
+            crossing.age = (0, 0) if fresh else age
+            # A weight of nothing lets an average begin anew at the rows as they are.
+            crossing.smooth = (self._weight(crossing.age[0]), self._weight(crossing.age[1]))
+
+    def _weight(self, age: int) -> float | None:
+        return self._smooth if self._smooth is None or age else 0.0
 
     def _is_fresh(self, step: int) -> bool:
         every = self.options.refresh_every
         return step < self.options.warm_up or (every > 0 and (step - self.options.warm_up) % every == every - 1)
+
+    def _look(self, step: int) -> None:
+        """Measure in the two steps before a period ends, decide when it has ended."""
+        now = time.perf_counter()
+        since = step - self.options.warm_up
+        if self._began is not None:
+            self._step_s = now - self._began
+        self._began = now
+        if since >= 0 and since % PERIOD == 0:
+            self._decide(step)
+        for crossing, _ in self._auto.values():
+            for direction in (crossing.out, crossing.back):
+                direction.waited_s = 0.0
+                # The last two steps of the warm-up, and of each period.
+                direction.measuring = since in (-2, -1) or (since >= 0 and since % PERIOD >= PERIOD - 2)
+
+    def _decide(self, step: int) -> None:
+        entries = [(site, way, d) for site, (c, _) in self._auto.items() for way, d in enumerate((c.out, c.back))]
+        own = torch.tensor([[d.waited_s / max(self._step_s, 1e-9), d.drift] for *_, d in entries], dtype=torch.float64)
+        waiting, drift = self._transport.all_reduce(own, "staleness", "max").T.tolist()
+        if not self._worth:
+            slow = sum(waiting) > WORTH
+            self._worth = {e[:2]: slow and w > WORTH / len(entries) for e, w in zip(entries, waiting, strict=True)}
+        for (site, way, direction), waits, moves in zip(entries, waiting, drift, strict=True):
+            pair = list(self._chosen[site])
+            # Twice the target sends a stale exchange back, so that it does not go to and fro.
+            limit = self.options.drift * (2.0 if pair[way] else 1.0)
+            pair[way] = direction.bound if self._worth[site, way] and moves <= limit else 0
+            self._chosen[site] = (pair[0], pair[1])
+            name = ("forward", "backward")[way]
+            self.decisions.append((step, site, name, pair[way], waits, moves))
+            log.info("step %d, site %d %s: age %d; waited for %.3f of a step, drift %.3f", *self.decisions[-1])
+
+    def notes(self) -> list[str]:
+        """The last decision of every exchange and direction, a line each."""
+        last = {(site, way): (step, age, waits, moves) for step, site, way, age, waits, moves in self.decisions}
+        return [
+            f"site {site} {way}: age {age} since step {step}, when {100 * waits:.1f}% of a step was spent waiting for it "
+            f"and its rows moved by {moves:.3f} a step"
+            for (site, way), (step, age, waits, moves) in last.items()
+        ]

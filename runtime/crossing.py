@@ -54,7 +54,7 @@ class Crossing:
     places: Tensor
     passage: Passage | None = None
     age: tuple[int, int] = (0, 0)
-    smooth: float | None = None
+    smooth: tuple[float | None, float | None] = (None, None)
     alone: bool = False
 
     @staticmethod
@@ -123,7 +123,7 @@ class HaloStart(torch.autograd.Function):
         """Send the rows that others need."""
         ctx.set_materialize_grads(False)
         ctx.crossing, ctx.shape, ctx.like = crossing, rows.shape, rows.new_empty(0)
-        passage = Passage(crossing.out.start(_flat(rows.detach()), crossing.smooth), rows.shape[1:])
+        passage = Passage(crossing.out.start(_flat(rows.detach()), crossing.smooth[0]), rows.shape[1:])
         ctx.passage = crossing.passage = passage
         return rows.view_as(rows), rows.new_empty(0)
 
@@ -159,5 +159,5 @@ class HaloWait(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Send the gradients."""
         crossing = ctx.crossing
-        ctx.passage.backward = crossing.back.start(_flat(gradient.contiguous()), crossing.smooth)
+        ctx.passage.backward = crossing.back.start(_flat(gradient.contiguous()), crossing.smooth[1])
         return gradient.new_zeros(0), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any
 
@@ -27,6 +28,13 @@ class Direction:
         seed: Of the rounding.
         bound: The age that is never exceeded.
         line: Whether old rows are extrapolated along the line through the last two arrivals.
+
+    Attributes:
+        landed: Number of the newest transfer that has arrived here, -1 for none.
+        rows: What stands for it; None where it was added at once.
+        waited_s: Seconds for which the computing thread has waited for arrivals; whoever reads it resets it.
+        measuring: Whether ``drift`` is measured in the present step; two steps make one measurement.
+        drift: How far the sent rows have moved from one step to the next, relative to their norm.
     """
 
     def __init__(
@@ -38,6 +46,8 @@ class Direction:
         self._started = 0
         self._line = line
         self._slope: Tensor | None = None
+        self.waited_s, self.drift, self.measuring = 0.0, 0.0, False
+        self._before: Tensor | None = None
         self.landed = -1
         self.rows: Tensor | None = None
 
@@ -53,6 +63,8 @@ class Direction:
         """
         number = self._started
         self._started += 1
+        if self.measuring:
+            self._measure(values)
         what = f"{self.label} transfer {number}"
         sent = self._courier.send(lambda: self.carrier.start(values, self._link, self.label, number, self._seed), what)
         landing = None
@@ -88,8 +100,10 @@ class Direction:
             self._land(due - 1)
             if self._flights and self._flights[0][0] == due:
                 _, smooth, sent, _ = self._flights.popleft()
+                begun = time.perf_counter()
                 with self._courier.recorder.scope(staleness=number - due):
                     self.carrier.finish(sent.result(), out, add=True, smooth=smooth)
+                self.waited_s += time.perf_counter() - begun
                 self.rows, self.landed = None, due
                 self._courier.counters.used(number - due)
                 return
@@ -99,13 +113,21 @@ class Direction:
         """Take what has arrived, in order, up to a transfer; the first one where nothing has landed yet."""
         while self._flights and (self.landed < 0 or self._flights[0][0] <= newest):
             number, smooth, sent, landing = self._flights.popleft()
+            begun = time.perf_counter()
             if landing is None:
                 rows = self.carrier.finish(sent.result(), None, add=False, smooth=smooth)
             else:
                 rows = landing.result()
+            self.waited_s += time.perf_counter() - begun
             if self._line and self.rows is not None:
                 self._slope = rows - self.rows
             self.rows, self.landed = rows, number
+
+    def _measure(self, values: Tensor) -> None:
+        before, self._before = self._before, values.clone()
+        if before is not None and before.shape == values.shape:
+            norm = float(values.norm())
+            self.drift, self._before = float((values - before).norm()) / norm if norm > 0.0 else 0.0, None
 
     def settle(self) -> None:
         """Return when every transfer that was started has left."""

@@ -71,7 +71,7 @@ class Machine:
         self._crossings = self._make_crossings(device, options)
         self._reduction: Reduction | None = None
         self._widths = self._controller(options)
-        self._adaptor = Adaptor(self._crossings, program.paces, options)
+        self._adaptor = Adaptor(self._crossings, program.paces, options, transport)
         self._once: dict[int, Tensor] = {}
         self._dynamic = [item.name for item in program.inputs if not item.static]
         self._kept: tuple[tuple[Any, ...], list[Tensor]] | None = None
@@ -165,6 +165,17 @@ class Machine:
         found = {site: (c.out, c.back) for site, c in self._sites.items()}
         found |= {s: c.channels() for s, c in self._crossings.items() if self.program.codings[s].auto}
         return {site: (str(out.coding), str(back.coding)) for site, (out, back) in sorted(found.items())}
+
+    def notes(self) -> list[str]:
+        """What is decided while the program runs, a line each, for explain()."""
+        lines = []
+        if self._sites or self._crossings:
+            where = "in threads of their own" if self._courier.threaded else "in the thread that computes"
+            lines.append(f"rows are coded and received {where}")
+        for site, (out, back) in self.codings.items():
+            if self.program.codings[site].auto:
+                lines.append(f"site {site}: {out} / {back} at present")
+        return lines + self._adaptor.notes()
 
     def run(self, inputs: Mapping[str, Tensor], step: int) -> list[Any]:
         """One forward pass.

@@ -282,8 +282,9 @@ class DistributedModule(nn.Module):
             mode = next(iter(self._last))
         compiled = self._compiled(mode)
         bound = next((b for p, b in self._engine.bound() if p is compiled.program), None)
-        where = "in threads of its own" if self.transport.threaded else "in the thread that computes"
-        return f"{explain(compiled.program, bound, self.options, kernel_name)}communication: coded and handled {where}\n"
+        notes = self._engine.notes(compiled.program)
+        lines = ["at run time:", *(f"  {note}" for note in notes)] if notes else []
+        return explain(compiled.program, bound, self.options, kernel_name) + "".join(f"{line}\n" for line in lines)
 
     @property
     def stats(self) -> Stats:

@@ -300,6 +300,10 @@ class Engine:
         """The programs that have been bound on this rank."""
         return [(b.machine.program, b.machine.bound) for b in self._bindings.values()]
 
+    def notes(self, program: Program) -> list[str]:
+        """What the machine of a program has decided while it ran; nothing where it has not run."""
+        return next((b.machine.notes() for b in self._bindings.values() if b.machine.program is program), [])
+
 
 def _holds(compiled: Compiled, whole: dict[str, Tensor], spaces: Sequence[Space]) -> bool:
     """Whether what the capture took for granted holds on the whole graph."""

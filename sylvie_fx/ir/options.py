@@ -46,7 +46,9 @@ class Options:
             oscillation of a delayed loop (PipeGCN, Wan et al., 2022); the ``last`` arrival, as in Sylvie-A; or ``line``,
             the linear extrapolation of the last two.
         smoothing: For ``stale="average"``: the weight of the past, from 0 to below 1. Studied in docs/staleness.md.
-        warm_up: Synchronous steps at the beginning.
+        drift: For ``staleness="auto"``: an exchange is stale only while its rows move by no more than this part of their
+            norm in a step.
+        warm_up: Synchronous steps at the beginning; 3 or more for ``staleness="auto"``, which measures in them.
         refresh_every: A synchronous step comes each time that so many steps have gone by (Sylvie's Bounded Staleness
             Adaptor with a fixed period); 0 for never.
         recompute: Compute what lies between aggregations, these included, again in the backward pass instead of keeping
@@ -68,6 +70,7 @@ class Options:
     staleness: Any = 0
     stale: str = "average"
     smoothing: float = 0.85
+    drift: float = 0.5
     warm_up: int = 5
     refresh_every: int = 0
     recompute: bool = False
@@ -100,7 +103,9 @@ class Options:
             raise OptionError(f"stale={self.stale!r}", remedy=f"choose one of {', '.join(STALE)}")
         if not 0.0 <= self.smoothing < 1.0:
             raise OptionError(f"smoothing={self.smoothing!r}", remedy="give a number from 0 to below 1")
-        for name, least in (("warm_up", 1), ("refresh_every", 0)):
+        if not self.drift > 0.0:
+            raise OptionError(f"drift={self.drift!r}", remedy="give a number above 0")
+        for name, least in (("warm_up", 3 if self.staleness == "auto" else 1), ("refresh_every", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name}={value!r}", remedy=f"give a whole number of steps, {least} or more")
