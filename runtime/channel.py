@@ -159,7 +159,7 @@ class Channel:
             spec = CodecSpec(32, spec.rounding, spec.variant)
         wire = self._wire(spec, columns, values.dtype)
         buffer, arrived = wire.take(values.device)
-        with link.recorder.span("quantise", label, step):
+        with link.recorder.span("quantise", label):
             encode_peers(
                 values, self.rows, wire.outgoing, step, seed, self.keys, buffer, state=self.sent if stateful else None
             )
@@ -200,7 +200,7 @@ class Channel:
         if smooth is not None and (self.average is None or self.average.shape[1] != layout.cols):
             self.average = torch.zeros((layout.rows, layout.cols), device=device)
             weight = 1.0
-        with flight.recorder.span("dequantise", flight.label, flight.step):
+        with flight.recorder.span("dequantise", flight.label):
             decode_peers(
                 flight.arrived, layout, out=out, mode="add" if add else "write", index=places,
                 state=self.received if difference else None, average=None if smooth is None else self.average,

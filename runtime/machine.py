@@ -219,7 +219,7 @@ class Machine:
         last, self._step = self._step, step
         try:
             if self.recorder.on:
-                return traced(self.recorder, step, node, args, kwargs, self._call)
+                return traced(self.recorder, self._name, node, args, kwargs, self._call)
             return self._call(node, args, kwargs)
         finally:
             self._step = last

@@ -130,6 +130,7 @@ class MeteredTransport:
 
     def mark(self, step: int) -> None:
         """Note the counters as they are when a step begins."""
+        self.recorder.step = step
         counted = self.counters.read()
         self.marks.append(
             StepCounters(

@@ -36,10 +36,12 @@ class Recorder:
 
     Attributes:
         on: Whether anything is recorded.
+        step: The training step that the rank is in, for those who record.
     """
 
     def __init__(self, rank: int = 0) -> None:
         self.on, self.rank = False, rank
+        self.step: int | None = None
         self._events: list[Event] = []
         self._local = threading.local()
 
@@ -98,7 +100,7 @@ class Recorder:
 
     def take(self) -> list[Event]:
         """The events so far, which are forgotten here."""
-        events, self._events = self._events, []
+        events, self._events, self.step = self._events, [], None
         return events
 
 

@@ -23,7 +23,7 @@ _CROSSING = ops.CROSSING - {ops.replicated_output, ops.spmm_inner, ops.spmm_halo
 
 def traced(
     recorder: Recorder,
-    step: int,
+    program: str,
     node: fx.Node,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -32,7 +32,7 @@ def traced(
     """Call a node and record it; its backward pass is recorded when it comes."""
     if node.target is operator.getitem:  # no work, and nothing that a person wants to see
         return call(node, args, kwargs)
-    where: dict[str, Any] = {"step": step, "module": meta(node).module}
+    where: dict[str, Any] = {"step": recorder.step, "module": meta(node).module, "program": program}
     if node.target in _CROSSING:
         scope = {**where, "exchange": exchange_of(node)}
         with recorder.scope(**scope, direction=FORWARD):

@@ -78,21 +78,28 @@ def simulate(
     return Timeline(tuple(run.events))
 
 
-def measured_seconds(timeline: Timeline, pick: Pick = statistics.median) -> dict[tuple[str, str], float]:
+def measured_seconds(
+    timeline: Timeline, pick: Pick = statistics.median, program: str | None = None
+) -> dict[tuple[str, str], float]:
     """Seconds by :attr:`Action.key` in a recording, for ``op_seconds``.
 
     Args:
         timeline: A recording.
         pick: One number for several ranks and steps; ``min`` where other programs disturbed the recording.
+        program: Whose; by default of the program that computed longest.
     """
+    computed: dict[str, float] = defaultdict(float)
+    for event in timeline.select("compute"):
+        computed[event.program] += event.seconds
+    if program is None:
+        program = max(computed, key=lambda name: computed[name], default="")
     sums: dict[tuple[str, str], dict[tuple[int, int | None], float]] = defaultdict(lambda: defaultdict(float))
     verbs = {"quantise": "start", "dequantise": "wait"}
     for event in timeline.events:
-        if event.kind not in ("compute", *verbs) or event.direction is None:
-            continue
-        name = event.name if event.kind == "compute" else f"{verbs[event.kind]} {event.exchange}"
-        # A node may be several functions of autograd.
-        sums[event.direction, name][event.rank, event.step] += event.seconds
+        if event.kind in ("compute", *verbs) and event.direction is not None and event.program == program:
+            name = event.name if event.kind == "compute" else f"{verbs[event.kind]} {event.exchange}"
+            # A node may be several functions of autograd.
+            sums[event.direction, name][event.rank, event.step] += event.seconds
     return {key: pick(list(found.values())) for key, found in sums.items()}
 
 

@@ -27,6 +27,7 @@ class Event:
         step: Training step, or None.
         staleness: For a wait: how many steps old the rows are that it took, or None.
         module: Path of the module that the node came from.
+        program: Name of the program that ran: a model's, or of a function on its results, such as the loss.
         sent: Of an exchange on the wire: the payload bytes that this rank sent, to all peers; else None.
     """
 
@@ -41,6 +42,7 @@ class Event:
     step: int | None = None
     staleness: int | None = None
     module: str = ""
+    program: str = ""
     sent: int | None = None
 
     @property

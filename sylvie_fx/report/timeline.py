@@ -45,7 +45,7 @@ def chrome_trace(timeline: Timeline) -> str:
 
 
 def _records(event: Event, number: int, thread: int, origin: float) -> Iterator[dict[str, Any]]:
-    fields = ("exchange", "direction", "step", "staleness", "module", "sent")
+    fields = ("exchange", "direction", "step", "staleness", "module", "program", "sent")
     args = {name: value for name in fields if (value := getattr(event, name)) not in (None, "")}
     name = f"{event.name} ({event.module})" if event.module else event.name
     if event.direction == BACKWARD and event.kind == "compute":

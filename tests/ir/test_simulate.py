@@ -144,9 +144,10 @@ def test_a_rank_does_one_thing_at_a_time_in_order(all_ranks: Sequence[Schedule],
 
 def test_seconds_of_a_recording() -> None:
     def event(
-        kind: str, name: str, seconds: float, step: int, direction: str = FORWARD, exchange: int | None = None
-    ) -> Event:
-        return Event(kind, name, 1.0, 1.0 + seconds, 0, "main", exchange, direction, step)
+        kind: str, name: str, seconds: float, step: int, direction: str = FORWARD, exchange: int | None = None,
+        program: str = "program 0",
+    ) -> Event:  # fmt: skip
+        return Event(kind, name, 1.0, 1.0 + seconds, 0, "main", exchange, direction, step, program=program)
 
     timeline = Timeline(
         (
@@ -154,6 +155,7 @@ def test_seconds_of_a_recording() -> None:
             event("compute", "linear", 1.0, 0, BACKWARD), event("compute", "linear", 4.0, 0, BACKWARD),
             event("quantise", "label", 0.5, 0, FORWARD, 2), event("dequantise", "label", 0.25, 0, FORWARD, 2),
             event("wait", "label", 9.0, 0, FORWARD, 2),
+            event("compute", "linear", 1.0, 0, program="loss"),
         )
     )  # fmt: skip
     assert measured_seconds(timeline) == {
