@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from sylvie_fx.kernels import CodecSpec, MessageLayout, Mode, Rounding, Variant, cpu, decode, encode
+from sylvie_fx.runtime.channel import shift_part
 
 Way = Callable[[], object]
 TARGETS = {"encode 1": 0.6, "encode 2": 0.4, "encode 4": 0.4, "encode 8": 0.4, "decode 1": 1.2}
@@ -65,15 +66,20 @@ def make_ways(n: int, cols: int, threads: int) -> dict[str, Way]:
         message = torch.empty(MessageLayout((n,), cols, spec).buffer_bytes, dtype=torch.uint8)
         states = [torch.zeros(n, cols) if state else None for _ in range(2)]
         encode(x, rows, spec, 0, 0, rows, message, state=states[0])
+        known = {"step": 0, "row_keys": rows} if spec.rounding is Rounding.DITHERED else {}
         ways[f"encode {name}"] = lambda: encode(x, rows, spec, 0, 0, rows, message, state=states[0], threads=threads)
-        ways[f"decode {name}"] = lambda: decode(message, spec, n, cols, out=out, state=states[1], threads=threads)
+        ways[f"decode {name}"] = lambda: decode(
+            message, spec, n, cols, out=out, state=states[1], threads=threads, **known
+        )
 
     for bits in (1, 2, 4, 8, 16):
         add_codec(str(bits), CodecSpec(bits))
     add_codec("1 nearest", CodecSpec(1, Rounding.NEAREST))
     add_codec("1 nearest difference", CodecSpec(1, Rounding.NEAREST, Variant.DIFFERENCE), state=True)
-    for bits, part in ((1, 0.2), (2, 0.5), (8, 0.9)):
-        add_codec(f"{bits} shift", CodecSpec(bits, Rounding.STOCHASTIC, Variant.DIFFERENCE, part), state=True)
+    for bits in (1, 2, 8):
+        add_codec(f"{bits} dithered", CodecSpec(bits, Rounding.DITHERED))
+        part = shift_part(Rounding.DITHERED, bits, cols)
+        add_codec(f"{bits} shift", CodecSpec(bits, Rounding.DITHERED, Variant.DIFFERENCE, part), state=True)
     average = torch.zeros(n, cols)
     smoothed = encode(x, rows, CodecSpec(1), 0, 0, rows)
     ways["decode 1 and smooth"] = lambda: decode(
