@@ -20,7 +20,9 @@ import torch
 
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.pace import Pace
+from sylvie_fx.ir.timeline import DECISION
 from sylvie_fx.runtime.crossing import Crossing
+from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class Adaptor:
         paces: The bounds, by site.
         options: The options of distribute().
         transport: For what ranks have measured; the largest counts.
+        recorder: Takes decisions as events.
 
     Attributes:
         decisions: What was decided when: step, site, direction, age, waiting (part of a step), drift (relative to the
@@ -47,9 +50,14 @@ class Adaptor:
     """
 
     def __init__(
-        self, crossings: Mapping[int, Crossing], paces: Mapping[int, Pace], options: Options, transport: Transport
+        self,
+        crossings: Mapping[int, Crossing],
+        paces: Mapping[int, Pace],
+        options: Options,
+        transport: Transport,
+        recorder: Recorder | None = None,
     ) -> None:
-        self.options, self._transport = options, transport
+        self.options, self._transport, self._recorder = options, transport, recorder or Recorder()
         self._stale = {s: (c, paces[s]) for s, c in sorted(crossings.items()) if not paces[s].synchronous}
         self._smooth = options.smoothing if options.stale == "average" else None
         self._auto = {site: entry for site, entry in self._stale.items() if entry[1].auto}
@@ -118,6 +126,9 @@ class Adaptor:
             self._chosen[site] = (pair[0], pair[1])
             name = ("forward", "backward")[way]
             self.decisions.append((step, site, name, pair[way], waits, moves))
+            now = time.perf_counter()
+            text = f"age {pair[way]}: waited for {waits:.1%} of a step, rows move by {moves:.3f}"
+            self._recorder.add(DECISION, text, now, now, exchange=site, direction=name, staleness=pair[way], step=step)
             log.info("step %d, site %d %s: age %d; waited for %.3f of a step, drift %.3f", *self.decisions[-1])
 
     def notes(self) -> list[str]:

@@ -71,7 +71,7 @@ class Machine:
         self._crossings = self._make_crossings(device, options)
         self._reduction: Reduction | None = None
         self._widths = self._controller(options)
-        self._adaptor = Adaptor(self._crossings, program.paces, options, transport)
+        self._adaptor = Adaptor(self._crossings, program.paces, options, transport, self.recorder)
         self._once: dict[int, Tensor] = {}
         self._dynamic = [item.name for item in program.inputs if not item.static]
         self._kept: tuple[tuple[Any, ...], list[Tensor]] | None = None

@@ -200,3 +200,24 @@ def test_a_stale_program_has_its_ages_in_its_schedule_and_its_waits() -> None:
     assert forward, "the first steps are synchronous, then nothing has to be waited for in every step"
     assert max(age for _, age in forward) == 2
     assert max(age for _, age in backward) == 1
+
+
+def test_decisions_of_the_adaptor_are_events() -> None:
+    torch.manual_seed(0)
+    model, x = Sums(), torch.randn(60, 6)
+    src, dst = torch.randint(60, (2, 240))
+    cache, options = ProgramCache(), sylvie_fx.Options(staleness="auto", warm_up=3)
+
+    def rank(transport: Transport) -> Timeline:
+        net = sylvie_fx.DistributedModule(copy.deepcopy(model), options, default_passes(), transport, cache)
+        own, s, d = net.shard(x, src, dst, partition="random")
+        with net.profile() as profile:
+            for _ in range(5):
+                net(own, s, d).sum().backward()
+        return profile.timeline
+
+    decisions = run_ranks(2, rank, 60.0)[0].select("decision")
+    assert sorted((e.rank, e.exchange, e.direction, e.step) for e in decisions) == [
+        (rank, 1, direction, 3) for rank in (0, 1) for direction in ("backward", "forward")
+    ]
+    assert all("of a step" in e.name and e.staleness in (0, 1) for e in decisions)

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 KINDS = ("compute", "quantise", "dequantise", "wire", "wait")
 """What a rank does: computes, codes and decodes rows, has messages under way, waits for another rank."""
 
+DECISION = "decision"
+"""The kind of an event that takes no time: a controller has chosen the age of an exchange."""
+
 FORWARD, BACKWARD = "forward", "backward"
 
 
@@ -16,7 +19,7 @@ class Event:
     """One thing that took time.
 
     Attributes:
-        kind: One of :data:`KINDS`.
+        kind: One of :data:`KINDS`, or :data:`DECISION`.
         name: What: a node of the program, or an exchange.
         start: Seconds on the clock of rank 0.
         end: Likewise, not before ``start``.
@@ -25,7 +28,7 @@ class Event:
         exchange: Number of the exchange (its site in the program), or None.
         direction: ``forward`` or ``backward``, or None where it belongs to neither.
         step: Training step, or None.
-        staleness: For a wait: how many steps old the rows are that it took, or None.
+        staleness: For a wait: how many steps old the rows are that it took; for a decision, the age; or None.
         module: Path of the module that the node came from.
         program: Name of the program that ran: a model's, or of a function on its results, such as the loss.
         sent: Of an exchange on the wire: the payload bytes that this rank sent, to all peers; else None.

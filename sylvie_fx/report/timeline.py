@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sylvie_fx.ir.errors import SylvieError
-from sylvie_fx.ir.timeline import BACKWARD, KINDS, Event, StepCounters, Timeline
+from sylvie_fx.ir.timeline import BACKWARD, DECISION, KINDS, Event, StepCounters, Timeline
 
 #: From the cool of work to the warm of standing still.
 _COLOURS = {"compute": "#4878a8", "quantise": "#6acc64", "dequantise": "#2e8b57", "wire": "#e8b04a", "wait": "#d65f5f"}
@@ -52,7 +52,9 @@ def _records(event: Event, number: int, thread: int, origin: float) -> Iterator[
         name += " backward"
     start, end = 1e6 * (event.start - origin), 1e6 * (event.end - origin)
     base = {"name": name, "cat": event.kind, "pid": event.rank, "tid": thread}
-    if event.kind == "wire":
+    if event.kind == DECISION:
+        yield {**base, "ph": "i", "s": "p", "ts": start, "args": args}
+    elif event.kind == "wire":
         yield {**base, "ph": "b", "id": number, "ts": start, "args": args}
         yield {**base, "ph": "e", "id": number, "ts": end}
     else:
@@ -69,7 +71,7 @@ def _counters(step: StepCounters, origin: float) -> Iterator[dict[str, Any]]:
 
 
 def draw(timeline: Timeline, path: str | Path) -> None:
-    """Draw a timeline: four lanes a rank (compute, coding, wire, waiting), backward passes hatched, steps as lines.
+    """Draw a timeline: four lanes a rank (compute, coding, wire, waiting), backward hatched, steps dotted, decisions marked.
 
     Args:
         timeline: What happened.
@@ -98,6 +100,8 @@ def draw(timeline: Timeline, path: str | Path) -> None:
                     spans = [(1e3 * (e.start - timeline.start), 1e3 * e.seconds) for e in chosen]
                     bars = axes.broken_barh(spans, (position * rows + lane, 0.9), facecolor=_COLOURS[kind])
                     bars.set(hatch=hatch, edgecolor="white", linewidth=0.0)
+        decided = [1e3 * (e.start - timeline.start) for e in timeline.select(DECISION, rank)]
+        axes.plot(decided, [position * rows - 0.15] * len(decided), "v", color="black", markersize=4)
     for step in timeline.steps:
         if step.rank == ranks[0]:
             axes.axvline(1e3 * (step.start - timeline.start), color="#888888", linewidth=0.7, linestyle=":")

@@ -18,6 +18,7 @@ TIMELINE = Timeline(
         Event("wire", "exchange 0", 5.25, 5.75, 0, "sender", exchange=0, direction="forward", step=3),
         Event("wire", "exchange 1", 5.5, 5.875, 0, "sender", exchange=1, direction="forward", step=3),
         Event("wait", "exchange 0", 5.5, 5.75, 0, "main", exchange=0, direction="forward", step=3, staleness=1),
+        Event("decision", "age 1", 5.75, 5.75, 0, "main", exchange=0, direction="forward", step=3, staleness=1),
         Event("compute", "linear", 6.0, 6.5, 1, "main", direction="backward", step=3),
     ),
     (StepCounters(0, 3, 5.0, 1000, 24, 0.25, 0.125, {1: 2}),),
@@ -34,6 +35,8 @@ def test_a_trace_has_processes_threads_spans_and_counters() -> None:
         ("exchange 0", "wait", 0, 0, 500_000.0, 250_000.0),
         ("linear backward", "compute", 1, 0, 1_000_000.0, 500_000.0),
     ]
+    (decision,) = (r for r in records if r["ph"] == "i")
+    assert (decision["name"], decision["ts"], decision["args"]["staleness"]) == ("age 1", 750_000.0, 1)
     begins = {r["id"]: r for r in records if r["ph"] == "b"}
     ends = {r["id"]: r for r in records if r["ph"] == "e"}
     assert len(begins) == 2, "messages that overlap are asynchronous"
