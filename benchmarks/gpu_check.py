@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from sylvie_fx.kernels import CodecSpec, MessageLayout, Mode, Rounding, Variant, cuda, decode, encode, reference
+from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.hashing import stream_word
 
 TARGET = 0.7
@@ -50,10 +51,12 @@ def check(spec: CodecSpec, cols: int) -> list[str]:
     start = torch.randn(256, cols, generator=generator)
     message = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
     state = None if spec.variant is Variant.PLAIN else start.clone()
-    reference.encode_messages(x, rows, keys, layout, stream_word(4, 3), 3, message, state)
+    reference.encode_messages(Encoding(x, rows, keys, layout, stream_word(4, 3), 3, message, state))
     device_message = torch.zeros_like(message).cuda()
     device_state = None if state is None else start.cuda()
-    cuda.encode_messages(x.cuda(), rows.cuda(), keys.cuda(), layout, stream_word(4, 3), 3, device_message, device_state)
+    cuda.encode_messages(
+        Encoding(x.cuda(), rows.cuda(), keys.cuda(), layout, stream_word(4, 3), 3, device_message, device_state)
+    )
     faults = [] if same(message, device_message) else ["codes"]
     if state is not None and device_state is not None and not same(state, device_state):
         faults.append("sender's state")
@@ -62,9 +65,9 @@ def check(spec: CodecSpec, cols: int) -> list[str]:
     average, device_average = start.clone(), start.cuda()
     receiver = start.clone() if spec.variant is Variant.DIFFERENCE else None
     device_receiver = None if receiver is None else start.cuda()
-    reference.decode_messages(message, layout, out, index, True, receiver, average, 0.3)
+    reference.decode_messages(Decoding(message, layout, out, index, True, receiver, average, 0.3))
     cuda.decode_messages(
-        message.cuda(), layout, device_out, index.cuda(), True, device_receiver, device_average, 0.3, step=3
+        Decoding(message.cuda(), layout, device_out, index.cuda(), True, device_receiver, device_average, 0.3, step=3)
     )
     faults += [] if same(out, device_out) else ["values"]
     faults += [] if same(average, device_average) else ["average"]

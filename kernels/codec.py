@@ -8,13 +8,15 @@ reference (anything else, or where a kernel is not there); the bytes are the sam
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
 from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels import cpu, cuda, exact, reference
+from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.hashing import stream_word
 from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant, check_header, dtype_code
 
@@ -107,21 +109,19 @@ def encode_peers(
     if x.device.type == "meta":
         return out
     x = x.detach()
-    if spec.bits == 32:
-        exact.encode_messages(x, rows, layout, step, out, state)
-        return out
-    if x.dtype != torch.float32:
+    if spec.bits < 32 and x.dtype != torch.float32:
         x, rows = (x if rows is None else x.index_select(0, rows)).to(torch.float32), None
     if x.shape[1] > 1 and x.stride(1) != 1:
         x = x.contiguous()
-    stream = stream_word(seed, step)
-    threads = _threads(threads, layout)
-    if x.device.type == "cpu" and cpu.available():
-        cpu.encode_messages(x, rows, row_keys, layout, stream, step, out, state, threads)
+    call = Encoding(x, rows, row_keys, layout, stream_word(seed, step), step, out, state, _threads(threads, layout))
+    if spec.bits == 32:
+        exact.encode_messages(call)
+    elif x.device.type == "cpu" and cpu.available():
+        cpu.encode_messages(call)
     elif x.device.type == "cuda" and cuda.available():
-        cuda.encode_messages(x, rows, row_keys, layout, stream, step, out, state)
+        cuda.encode_messages(call)
     else:
-        reference.encode_messages(x, rows, row_keys, layout, stream, step, out, state)
+        reference.encode_messages(call)
     return out
 
 
@@ -234,58 +234,30 @@ def decode_peers(
     if device.type != "cuda":
         for message, header in zip(layout.views(buffer), layout.headers(step or 0), strict=True):
             check_header(message, header, ignore_step=step is None)
-    random = _Randomness(row_keys, stream_word(seed, step or 0)) if dithered else _Randomness(None, 0)
+    stream = stream_word(seed, step or 0) if dithered else 0
     accumulate, threads = mode is Mode.ADD, _threads(threads, layout)
-    _unpack(buffer, layout, out, index, accumulate, state, average, weight, step, threads, random)
+    _unpack(Decoding(buffer, layout, out, index, accumulate, state, average, weight, row_keys, stream, step, threads))
     return out
 
 
-class _Randomness(NamedTuple):
-    """What the receiver needs to draw the sender's random numbers again."""
-
-    keys: torch.Tensor | None
-    stream: int
-
-
-def _unpack(
-    buffer: torch.Tensor,
-    layout: MessageLayout,
-    out: torch.Tensor,
-    index: torch.Tensor | None,
-    accumulate: bool,
-    state: torch.Tensor | None,
-    average: torch.Tensor | None,
-    weight: float,
-    step: int | None,
-    threads: int,
-    random: _Randomness,
-) -> None:
+def _unpack(call: Decoding) -> None:
     """Hand checked arguments to the kernel of the device."""
+    layout, out, index = call.layout, call.out, call.index
     if layout.spec.bits == 32:
-        exact.decode_messages(buffer, layout, out, index, accumulate, state, average, weight)
-        return
-    if out.dtype != torch.float32 or (out.shape[1] > 1 and out.stride(1) != 1):
+        exact.decode_messages(call)
+    elif out.dtype != torch.float32 or (out.shape[1] > 1 and out.stride(1) != 1):
         # Other dtypes take the values as float32 first: their row states are float32 as well.
         values = torch.empty(layout.rows, layout.cols, dtype=torch.float32, device=out.device)
-        _unpack(buffer, layout, values, None, False, state, average, weight, step, threads, random)
-        starts = layout.row_starts
-        for start, stop in pairwise(starts):
+        _unpack(replace(call, out=values, index=None, accumulate=False))
+        for start, stop in pairwise(layout.row_starts):
             where = torch.arange(start, stop, device=out.device) if index is None else index[start:stop]
-            exact.put(out, where, values[start:stop], accumulate)
-        return
-    keys, stream = random
-    if out.device.type == "cpu" and cpu.available():
-        cpu.decode_messages(
-            buffer, layout, out, index, accumulate, state, average, weight, threads, keys=keys, stream=stream
-        )
+            exact.put(out, where, values[start:stop], call.accumulate)
+    elif out.device.type == "cpu" and cpu.available():
+        cpu.decode_messages(call)
     elif out.device.type == "cuda" and cuda.available():
-        cuda.decode_messages(
-            buffer, layout, out, index, accumulate, state, average, weight, step=step, keys=keys, stream=stream
-        )
+        cuda.decode_messages(call)
     else:
-        reference.decode_messages(
-            buffer, layout, out, index, accumulate, state, average, weight, keys=keys, stream=stream
-        )
+        reference.decode_messages(call)
 
 
 def _threads(threads: int | None, layout: MessageLayout) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from sylvie_fx.ir.errors import KernelError
+from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.wire import MessageLayout, Rounding, Variant, header_words
 
 _log = logging.getLogger(__name__)
@@ -127,78 +128,55 @@ def _messages(layout: MessageLayout, buffer: torch.Tensor, threads: int, isa: in
     return messages, (starts, offsets)
 
 
-def encode_messages(
-    x: torch.Tensor,
-    rows: torch.Tensor | None,
-    keys: torch.Tensor | None,
-    layout: MessageLayout,
-    stream: int,
-    step: int,
-    buffer: torch.Tensor,
-    state: torch.Tensor | None,
-    threads: int = 1,
-    isa: int = BEST_ISA,
-) -> None:
+def encode_messages(call: Encoding, isa: int = BEST_ISA) -> None:
     """As :func:`sylvie_fx.kernels.reference.encode_messages`, of tensors in host memory.
 
     Args:
-        threads: Split the rows over so many threads.
+        call: Its rows are split over ``call.threads`` threads.
         isa: The best instruction set to use, a key of ``ISA_NAMES``; the machine's own is the other bound.
 
     Raises:
-        KernelError: For a row that ``x`` does not have.
+        KernelError: For a row that ``call.x`` does not have.
     """
-    messages, keep = _messages(layout, buffer, threads, isa)
+    layout, x = call.layout, call.x
+    messages, keep = _messages(layout, call.buffer, call.threads, isa)
     spec = layout.spec
-    word, _, _, last = header_words(0, layout.cols, spec, torch.float32, step)
-    call = _EncodeCall(
-        messages, x.data_ptr(), x.shape[0], x.stride(0), _pointer(rows), _pointer(keys), _pointer(state),
-        stream, word, last, list(Rounding).index(spec.rounding), list(Variant).index(spec.variant),
+    word, _, _, last = header_words(0, layout.cols, spec, torch.float32, call.step)
+    arguments = _EncodeCall(
+        messages, x.data_ptr(), x.shape[0], x.stride(0), _pointer(call.rows), _pointer(call.keys), _pointer(call.state),
+        call.stream, word, last, list(Rounding).index(spec.rounding), list(Variant).index(spec.variant),
     )  # fmt: skip
-    bad = _loaded().sylvie_encode(ctypes.byref(call))
+    bad = _loaded().sylvie_encode(ctypes.byref(arguments))
     del keep
     if bad >= 0:
         raise KernelError(f"row {bad} of the messages is a row that x ({x.shape[0]} rows) does not have")
 
 
-def decode_messages(
-    buffer: torch.Tensor,
-    layout: MessageLayout,
-    out: torch.Tensor,
-    index: torch.Tensor | None,
-    accumulate: bool,
-    state: torch.Tensor | None,
-    average: torch.Tensor | None,
-    weight: float,
-    threads: int = 1,
-    isa: int = BEST_ISA,
-    keys: torch.Tensor | None = None,
-    stream: int = 0,
-) -> None:
+def decode_messages(call: Decoding, isa: int = BEST_ISA) -> None:
     """As :func:`sylvie_fx.kernels.reference.decode_messages`, of tensors in host memory.
 
     Args:
-        threads: Split the rows over so many threads.
+        call: Its rows are split over ``call.threads`` threads.
         isa: The best instruction set to use, a key of ``ISA_NAMES``.
-        keys: As in the reference.
-        stream: As in the reference.
 
     Raises:
-        KernelError: For a row that ``out`` does not have.
+        KernelError: For a row that ``call.out`` does not have.
     """
+    layout, out = call.layout, call.out
     # Two messages may add to one row: one after the other, so that the sum does not depend on the threads.
-    alone = accumulate and len(layout.counts) > 1
+    alone = call.accumulate and len(layout.counts) > 1
     for part in range(len(layout.counts) if alone else 1):
-        messages, keep = _messages(layout, buffer, threads, isa)
+        messages, keep = _messages(layout, call.buffer, call.threads, isa)
         if alone:
             messages.row_starts += 8 * part
             messages.offsets += 8 * part
             messages.peers = 1
-        call = _DecodeCall(
-            messages, out.data_ptr(), out.shape[0], out.stride(0), _pointer(index), _pointer(keys), stream,
-            _pointer(state), _pointer(average), weight, accumulate, list(Rounding).index(layout.spec.rounding),
+        arguments = _DecodeCall(
+            messages, out.data_ptr(), out.shape[0], out.stride(0), _pointer(call.index), _pointer(call.keys),
+            call.stream, _pointer(call.state), _pointer(call.average), call.weight, call.accumulate,
+            list(Rounding).index(layout.spec.rounding),
         )  # fmt: skip
-        bad = _loaded().sylvie_decode(ctypes.byref(call))
+        bad = _loaded().sylvie_decode(ctypes.byref(arguments))
         del keep
         if bad >= 0:
             raise KernelError(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from sylvie_fx.ir.errors import KernelError
+from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.wire import MessageLayout, Rounding, Variant, header_words
 
 _log = logging.getLogger(__name__)
@@ -99,75 +100,45 @@ def _check_alignment(buffer: torch.Tensor) -> None:
         raise KernelError("a message on the GPU does not start at a multiple of 8 bytes")
 
 
-def encode_messages(
-    x: torch.Tensor,
-    rows: torch.Tensor | None,
-    keys: torch.Tensor | None,
-    layout: MessageLayout,
-    stream: int,
-    step: int,
-    buffer: torch.Tensor,
-    state: torch.Tensor | None,
-    threads: int = 1,
-) -> None:
-    """As :func:`sylvie_fx.kernels.reference.encode_messages`, of tensors on one GPU.
-
-    Args:
-        threads: No effect here.
-    """
-    del threads
+def encode_messages(call: Encoding) -> None:
+    """As :func:`sylvie_fx.kernels.reference.encode_messages`, of tensors on one GPU."""
+    layout, x, buffer = call.layout, call.x, call.buffer
     _check_alignment(buffer)
     i32, i64, u64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
     spec, tables = layout.spec, _tables(layout, x.device)
-    word, _, _, last = header_words(0, layout.cols, spec, torch.float32, step)
+    word, _, _, last = header_words(0, layout.cols, spec, torch.float32, call.step)
     arguments = [
-        _pointer(x), i64(x.shape[0]), i64(x.stride(0)), _pointer(rows), _pointer(keys), _pointer(state),
+        _pointer(x), i64(x.shape[0]), i64(x.stride(0)), _pointer(call.rows), _pointer(call.keys),
+        _pointer(call.state),
         _pointer(tables[0]), _pointer(tables[1]), _pointer(buffer), i64(len(layout.counts)), i64(layout.cols),
-        u64(stream), u64(word), u64(last), i32(list(Rounding).index(spec.rounding)),
+        u64(call.stream), u64(word), u64(last), i32(list(Rounding).index(spec.rounding)),
         i32(list(Variant).index(spec.variant)), ctypes.c_float(spec.part),
     ]  # fmt: skip
     _launch("encode_rows", spec.bits, x.device, layout.rows, arguments)
 
 
-def decode_messages(
-    buffer: torch.Tensor,
-    layout: MessageLayout,
-    out: torch.Tensor,
-    index: torch.Tensor | None,
-    accumulate: bool,
-    state: torch.Tensor | None,
-    average: torch.Tensor | None,
-    weight: float,
-    threads: int = 1,
-    step: int | None = None,
-    keys: torch.Tensor | None = None,
-    stream: int = 0,
-) -> None:
+def decode_messages(call: Decoding) -> None:
     """As :func:`sylvie_fx.kernels.reference.decode_messages`, of tensors on one GPU.
 
-    Args:
-        threads: No effect here.
-        step: The step that the messages must be of; None for any. Rows of another message read as NaN.
-        keys: As in the reference.
-        stream: As in the reference.
+    Rows of a message that is not of ``call.step`` read as NaN.
     """
-    del threads
+    layout, buffer, out = call.layout, call.buffer, call.out
     _check_alignment(buffer)
     i32, i64, u64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
     tables = _tables(layout, buffer.device)
-    word, _, _, last = header_words(0, layout.cols, layout.spec, torch.float32, step or 0)
+    word, _, _, last = header_words(0, layout.cols, layout.spec, torch.float32, call.step or 0)
     # Two messages may add to one row: one launch after the other, so that the sum is the same every time.
     peers = len(layout.counts)
-    parts = [(peer, 1) for peer in range(peers)] if accumulate else [(0, peers)]
+    parts = [(peer, 1) for peer in range(peers)] if call.accumulate else [(0, peers)]
     for first, number in parts:
         rows = layout.row_starts[first + number] - layout.row_starts[first]
         if not rows:
             continue
         arguments = [
             _pointer(buffer), _pointer(tables[0, first:]), _pointer(tables[1, first:]), i64(number), i64(layout.cols),
-            u64(word), u64(last), i32(step is None), _pointer(out), i64(out.shape[0]), i64(out.stride(0)),
-            _pointer(index), _pointer(state), ctypes.c_float(layout.spec.part), _pointer(average),
-            ctypes.c_float(weight), i32(accumulate), _pointer(keys), u64(stream),
+            u64(word), u64(last), i32(call.step is None), _pointer(out), i64(out.shape[0]), i64(out.stride(0)),
+            _pointer(call.index), _pointer(call.state), ctypes.c_float(layout.spec.part), _pointer(call.average),
+            ctypes.c_float(call.weight), i32(call.accumulate), _pointer(call.keys), u64(call.stream),
             i32(list(Rounding).index(layout.spec.rounding)),
         ]  # fmt: skip
         _launch("decode_rows", layout.spec.bits, buffer.device, rows, arguments)

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import torch
 
+from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.reference import smooth
 from sylvie_fx.kernels.wire import HEADER_BYTES, MessageLayout, Variant
 
@@ -27,18 +28,14 @@ def _reset(state: torch.Tensor, values: torch.Tensor) -> None:
     state.copy_(torch.where(values.isfinite(), values, 0.0))
 
 
-def encode_messages(
-    x: torch.Tensor,
-    rows: torch.Tensor | None,
-    layout: MessageLayout,
-    step: int,
-    buffer: torch.Tensor,
-    state: torch.Tensor | None,
-) -> None:
-    """Write the messages of one exchange: as :func:`sylvie_fx.kernels.reference.encode_messages`, any dtype."""
-    source = x if rows is None else x.index_select(0, rows)
+def encode_messages(call: Encoding) -> None:
+    """Write the messages of one exchange, of any dtype."""
+    layout, buffer, state = call.layout, call.buffer, call.state
+    source = call.x if call.rows is None else call.x.index_select(0, call.rows)
     starts = layout.row_starts
-    for message, head, (start, stop) in zip(layout.views(buffer), layout.headers(step), pairwise(starts), strict=True):
+    for message, head, (start, stop) in zip(
+        layout.views(buffer), layout.headers(call.step), pairwise(starts), strict=True
+    ):
         message[:HEADER_BYTES] = torch.tensor(list(head), dtype=torch.uint8).to(buffer.device, non_blocking=True)
         part = source[start:stop].contiguous()
         message[HEADER_BYTES:] = part.view(torch.uint8).flatten() if part.numel() else message.new_empty(0)
@@ -49,26 +46,18 @@ def encode_messages(
             state.zero_()
 
 
-def decode_messages(
-    buffer: torch.Tensor,
-    layout: MessageLayout,
-    out: torch.Tensor,
-    index: torch.Tensor | None,
-    accumulate: bool,
-    state: torch.Tensor | None,
-    average: torch.Tensor | None,
-    weight: float,
-) -> None:
-    """Read the messages of one exchange: as :func:`sylvie_fx.kernels.reference.decode_messages`, any dtype."""
+def decode_messages(call: Decoding) -> None:
+    """Read the messages of one exchange, of any dtype."""
+    layout, out, index = call.layout, call.out, call.index
     starts = layout.row_starts
-    for message, (start, stop) in zip(layout.views(buffer), pairwise(starts), strict=True):
+    for message, (start, stop) in zip(layout.views(call.buffer), pairwise(starts), strict=True):
         values = _values(message, layout, stop - start)
-        if state is not None:
-            _reset(state[start:stop], values.to(torch.float32))
-        if average is not None:
-            values = smooth(average[start:stop], values.to(torch.float32), weight)
+        if call.state is not None:
+            _reset(call.state[start:stop], values.to(torch.float32))
+        if call.average is not None:
+            values = smooth(call.average[start:stop], values.to(torch.float32), call.weight)
         where = torch.arange(start, stop, device=out.device) if index is None else index[start:stop]
-        put(out, where, values, accumulate)
+        put(out, where, values, call.accumulate)
 
 
 def put(out: torch.Tensor, where: torch.Tensor, values: torch.Tensor, accumulate: bool) -> None:

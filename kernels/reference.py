@@ -28,13 +28,13 @@ from itertools import pairwise
 
 import torch
 
+from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.hashing import thresholds
 from sylvie_fx.kernels.wire import (
     HEADER_BYTES,
     NON_FINITE,
     ROW_HEADER_BYTES,
     CodecSpec,
-    MessageLayout,
     Rounding,
     Variant,
 )
@@ -256,33 +256,10 @@ def smooth(average: torch.Tensor, values: torch.Tensor, weight: float) -> torch.
     return new
 
 
-def encode_messages(
-    x: torch.Tensor,
-    rows: torch.Tensor | None,
-    keys: torch.Tensor | None,
-    layout: MessageLayout,
-    stream: int,
-    step: int,
-    buffer: torch.Tensor,
-    state: torch.Tensor | None,
-    threads: int = 1,
-) -> None:
-    """Write the messages of one exchange into ``buffer``, at 16 bits and below. Arguments are checked by the caller.
-
-    Args:
-        x: float32 ``[n, cols]``.
-        rows: int64 ``[layout.rows]``, the rows of ``x`` to send, peer after peer; None for all in order.
-        keys: int64 ``[layout.rows]``, what keys their randomness; may be None for nearest rounding.
-        layout: Where each message lies.
-        stream: From :func:`~sylvie_fx.kernels.hashing.stream_word`.
-        step: Goes into the headers.
-        buffer: uint8 ``[layout.buffer_bytes]``.
-        state: float32 ``[layout.rows, cols]``, updated in place: the last reconstruction (difference) or the
-            residual (feedback).
-        threads: Of the C++ kernel; no effect here.
-    """
-    del threads
-    spec = layout.spec
+def encode_messages(call: Encoding) -> None:
+    """Write the messages of one exchange, at 16 bits and below."""
+    x, rows, keys, layout, state = call.x, call.rows, call.keys, call.layout, call.state
+    spec, stream, buffer = layout.spec, call.stream, call.buffer
     source = x if rows is None else x.index_select(0, rows)
     if keys is None:
         keys = torch.zeros(layout.rows, dtype=torch.int64, device=x.device)
@@ -297,58 +274,33 @@ def encode_messages(
             lost = source - values
             state.copy_(torch.where(lost.isfinite(), lost, 0.0))
     starts = layout.row_starts
-    for message, head, (start, stop) in zip(layout.views(buffer), layout.headers(step), pairwise(starts), strict=True):
+    for message, head, (start, stop) in zip(
+        layout.views(buffer), layout.headers(call.step), pairwise(starts), strict=True
+    ):
         body = torch.cat((header[start:stop].flatten(), codes[start:stop].flatten()))
         message[:HEADER_BYTES] = torch.tensor(list(head), dtype=torch.uint8, device=buffer.device)
         message[HEADER_BYTES:] = body
 
 
-def decode_messages(
-    buffer: torch.Tensor,
-    layout: MessageLayout,
-    out: torch.Tensor,
-    index: torch.Tensor | None,
-    accumulate: bool,
-    state: torch.Tensor | None,
-    average: torch.Tensor | None,
-    weight: float,
-    threads: int = 1,
-    keys: torch.Tensor | None = None,
-    stream: int = 0,
-) -> None:
-    """Read the messages of one exchange, at 16 bits and below. Arguments are checked by the caller.
-
-    Args:
-        buffer: uint8 ``[layout.buffer_bytes]``.
-        layout: Where each message lies.
-        out: float32 ``[n, cols]``.
-        index: int64 ``[layout.rows]``, the row of ``out`` for each row of the messages, no row twice within one
-            message; None for the rows in order.
-        accumulate: Whether to add to ``out`` (message after message, in order) instead of writing.
-        state: float32 ``[layout.rows, cols]``, the last reconstruction, of difference coding; updated in place.
-        average: float32 ``[layout.rows, cols]``, the exponential average of what arrives; updated in place.
-        weight: Of the new values in the average, in (0, 1].
-        threads: Of the C++ kernel; no effect here.
-        keys: int64 ``[layout.rows]``, what keyed the randomness of the rows; needed for dithered rounding alone.
-        stream: As in coding.
-    """
-    del threads
+def decode_messages(call: Decoding) -> None:
+    """Read the messages of one exchange, at 16 bits and below."""
+    layout, out, index, keys = call.layout, call.out, call.index, call.keys
     if keys is None:
-        keys = torch.zeros(layout.rows, dtype=torch.int64, device=buffer.device)
+        keys = torch.zeros(layout.rows, dtype=torch.int64, device=call.buffer.device)
     spec, starts = layout.spec, layout.row_starts
-    for message, (start, stop) in zip(layout.views(buffer), pairwise(starts), strict=True):
+    for message, (start, stop) in zip(layout.views(call.buffer), pairwise(starts), strict=True):
         count = stop - start
         width = ROW_HEADER_BYTES if spec.has_row_headers else 0
         split = HEADER_BYTES + width * count
         header = message[HEADER_BYTES:split].view(count, width)
         codes = message[split:].view(count, spec.code_bytes(layout.cols))
-        values = decode_rows(header, codes, spec, layout.cols, stream, keys[start:stop])
-        if state is not None:
-            values = advance_state(state[start:stop], values, spec.part)
-        if average is not None:
-            values = smooth(average[start:stop], values, weight)
+        values = decode_rows(header, codes, spec, layout.cols, call.stream, keys[start:stop])
+        if call.state is not None:
+            values = advance_state(call.state[start:stop], values, spec.part)
+        if call.average is not None:
+            values = smooth(call.average[start:stop], values, call.weight)
         where = torch.arange(start, stop, device=out.device) if index is None else index[start:stop]
-        if accumulate:
+        if call.accumulate:
             out.index_add_(0, where, values)
         else:
             out.index_copy_(0, where, values)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels import cpu, reference
+from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.hashing import stream_word
 from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
 
@@ -46,7 +47,7 @@ def _assert_same(
     for backend, options in ((reference, {}), (cpu, {"isa": isa})):
         buffer = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
         state = start.clone() if stateful else None
-        backend.encode_messages(x, rows, keys, layout, STREAM, 7, buffer, state, threads, **options)
+        backend.encode_messages(Encoding(x, rows, keys, layout, STREAM, 7, buffer, state, threads), **options)
         messages.append(buffer)
         states.append(state)
     assert torch.equal(*messages)
@@ -61,8 +62,8 @@ def _assert_same(
             out = x.clone()
             state = start.clone() if spec.variant is Variant.DIFFERENCE else None
             average = start.clone() if with_average else None
-            arguments = (messages[0], layout, out, index, accumulate, state, average, 0.3, threads)
-            backend.decode_messages(*arguments, **options, keys=keys, stream=STREAM)
+            arguments = (messages[0], layout, out, index, accumulate, state, average, 0.3)
+            backend.decode_messages(Decoding(*arguments, keys=keys, stream=STREAM, threads=threads), **options)
             results.append([out, *(t for t in (state, average) if t is not None)])
         for ours, theirs in zip(*results, strict=True):
             assert torch.equal(_bits(ours), _bits(theirs))
@@ -107,13 +108,13 @@ def test_any_rows_give_the_references_bytes(data: st.DataObject) -> None:
     keys = torch.arange(rows.numel())
     layout = MessageLayout((rows.numel(),), cols, spec)
     buffers = [torch.zeros(layout.buffer_bytes, dtype=torch.uint8) for _ in range(2)]
-    reference.encode_messages(x.float(), rows, keys, layout, STREAM, 1, buffers[0], None)
-    cpu.encode_messages(x.float(), rows, keys, layout, STREAM, 1, buffers[1], None)
+    reference.encode_messages(Encoding(x.float(), rows, keys, layout, STREAM, 1, buffers[0], None))
+    cpu.encode_messages(Encoding(x.float(), rows, keys, layout, STREAM, 1, buffers[1], None))
     assert torch.equal(*buffers)
     outs = [torch.zeros(rows.numel(), cols) for _ in range(2)]
     random = {"keys": keys, "stream": STREAM}
-    reference.decode_messages(buffers[0], layout, outs[0], None, False, None, None, 1.0, **random)
-    cpu.decode_messages(buffers[0], layout, outs[1], None, False, None, None, 1.0, **random)
+    reference.decode_messages(Decoding(buffers[0], layout, outs[0], None, False, None, None, 1.0, **random))
+    cpu.decode_messages(Decoding(buffers[0], layout, outs[1], None, False, None, None, 1.0, **random))
     assert torch.equal(_bits(outs[0]), _bits(outs[1]))
 
 
@@ -122,11 +123,11 @@ def test_strided_rows_and_no_index() -> None:
     layout = MessageLayout((20,), 64, CodecSpec(2))
     buffers = [torch.zeros(layout.buffer_bytes, dtype=torch.uint8) for _ in range(2)]
     keys = torch.arange(20)
-    cpu.encode_messages(x[:, 30:94], None, keys, layout, STREAM, 0, buffers[0], None)
-    cpu.encode_messages(x[:, 30:94].contiguous(), None, keys, layout, STREAM, 0, buffers[1], None)
+    cpu.encode_messages(Encoding(x[:, 30:94], None, keys, layout, STREAM, 0, buffers[0], None))
+    cpu.encode_messages(Encoding(x[:, 30:94].contiguous(), None, keys, layout, STREAM, 0, buffers[1], None))
     assert torch.equal(*buffers)
     out = torch.zeros(20, 100)
-    cpu.decode_messages(buffers[0], layout, out[:, 30:94], None, False, None, None, 1.0)
+    cpu.decode_messages(Decoding(buffers[0], layout, out[:, 30:94], None, False, None, None, 1.0))
     assert (out[:, :30] == 0).all()
     assert (out[:, 94:] == 0).all()
     assert (out[:, 30:94] - x[:, 30:94]).abs().max() < 3
@@ -137,20 +138,20 @@ def test_rows_out_of_bounds_are_named() -> None:
     buffer = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
     keys = torch.arange(3)
     with pytest.raises(KernelError, match=r"row 1 of the messages is a row that x \(4 rows\)"):
-        cpu.encode_messages(torch.randn(4, 8), torch.tensor([0, 4, 1]), keys, layout, STREAM, 0, buffer, None)
+        cpu.encode_messages(Encoding(torch.randn(4, 8), torch.tensor([0, 4, 1]), keys, layout, STREAM, 0, buffer, None))
     index = torch.tensor([0, 1, -1])
     with pytest.raises(KernelError, match=r"row 2 of the messages belongs to a row that out \(4 rows\)"):
-        cpu.decode_messages(buffer, layout, torch.zeros(4, 8), index, False, None, None, 1.0)
+        cpu.decode_messages(Decoding(buffer, layout, torch.zeros(4, 8), index, False, None, None, 1.0))
 
 
 def test_zero_rows_are_legal() -> None:
     layout = MessageLayout((0, 0), 8, CodecSpec(1))
     buffer = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
     empty = torch.zeros(0, dtype=torch.int64)
-    cpu.encode_messages(torch.zeros(0, 8), empty, empty, layout, STREAM, 0, buffer, None, threads=4)
-    cpu.decode_messages(buffer, layout, torch.zeros(0, 8), empty, True, None, None, 1.0, threads=4)
+    cpu.encode_messages(Encoding(torch.zeros(0, 8), empty, empty, layout, STREAM, 0, buffer, None, threads=4))
+    cpu.decode_messages(Decoding(buffer, layout, torch.zeros(0, 8), empty, True, None, None, 1.0, threads=4))
     cpu.encode_messages(
-        torch.zeros(0, 8), empty, empty, MessageLayout((), 8, CodecSpec(1)), STREAM, 0, buffer[:0], None
+        Encoding(torch.zeros(0, 8), empty, empty, MessageLayout((), 8, CodecSpec(1)), STREAM, 0, buffer[:0], None)
     )
 
 
@@ -168,12 +169,12 @@ def test_other_threads_run_during_a_call() -> None:
         while not stop.is_set():
             ticks += 1
 
-    cpu.encode_messages(x, None, keys, layout, STREAM, 0, buffer, None, isa=0)
+    cpu.encode_messages(Encoding(x, None, keys, layout, STREAM, 0, buffer, None), isa=0)
     counter = threading.Thread(target=count)
     counter.start()
     before = ticks
     for _ in range(5):
-        cpu.encode_messages(x, None, keys, layout, STREAM, 0, buffer, None, isa=0)
+        cpu.encode_messages(Encoding(x, None, keys, layout, STREAM, 0, buffer, None), isa=0)
     after = ticks
     stop.set()
     counter.join()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sylvie_fx.kernels import cuda, reference
+from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.hashing import stream_word
 from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
 
@@ -71,13 +72,13 @@ def test_emulated_warps_write_the_references_bytes(
         keys = torch.randint(-(1 << 62), 1 << 62, (64,), generator=generator)
         layout = MessageLayout(counts, cols, CodecSpec(bits, rounding))
         expected, found = (torch.zeros(layout.buffer_bytes, dtype=torch.uint8) for _ in range(2))
-        reference.encode_messages(x, rows, keys, layout, STREAM, STEP, expected, None)
-        cuda.encode_messages(x, rows, keys, layout, STREAM, STEP, found, None)
+        reference.encode_messages(Encoding(x, rows, keys, layout, STREAM, STEP, expected, None))
+        cuda.encode_messages(Encoding(x, rows, keys, layout, STREAM, STEP, found, None))
         assert torch.equal(expected, found), f"{cols} columns"
         values, out = torch.zeros(64, cols), torch.full((64, cols), torch.nan)
         random = {"keys": keys, "stream": STREAM}
-        reference.decode_messages(expected, layout, values, None, False, None, None, 1.0, **random)
-        cuda.decode_messages(expected, layout, out, None, False, None, None, 1.0, step=STEP, **random)
+        reference.decode_messages(Decoding(expected, layout, values, None, False, None, None, 1.0, **random))
+        cuda.decode_messages(Decoding(expected, layout, out, None, False, None, None, 1.0, step=STEP, **random))
         assert _same(values, out), f"{cols} columns"
 
 
@@ -111,11 +112,11 @@ def test_emulated_states_are_the_references(
         for backend in (reference, cuda):
             messages.append(torch.zeros(layout.buffer_bytes, dtype=torch.uint8))
             states.append(start.clone())
-            backend.encode_messages(x, rows, keys, layout, STREAM, STEP, messages[-1], states[-1])
+            backend.encode_messages(Encoding(x, rows, keys, layout, STREAM, STEP, messages[-1], states[-1]))
             out, average = x.clone(), start.clone()
             state = start.clone() if variant is Variant.DIFFERENCE else None
             backend.decode_messages(
-                messages[-1], layout, out, index, True, state, average, 0.3, keys=keys, stream=STREAM
+                Decoding(messages[-1], layout, out, index, True, state, average, 0.3, keys=keys, stream=STREAM)
             )
             results.append([out, average, *([] if state is None else [state])])
         assert torch.equal(*messages)
@@ -126,12 +127,14 @@ def test_emulated_states_are_the_references(
 def test_what_can_not_be_raised_reads_as_nan(on_host: None) -> None:
     layout = MessageLayout((3,), 40, CodecSpec(1))
     buffer = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
-    cuda.encode_messages(torch.randn(4, 40), torch.tensor([0, 4, 1]), torch.arange(3), layout, STREAM, 7, buffer, None)
+    cuda.encode_messages(
+        Encoding(torch.randn(4, 40), torch.tensor([0, 4, 1]), torch.arange(3), layout, STREAM, 7, buffer, None)
+    )
     out = torch.zeros(3, 40)
-    cuda.decode_messages(buffer, layout, out, None, False, None, None, 1.0)
+    cuda.decode_messages(Decoding(buffer, layout, out, None, False, None, None, 1.0))
     assert out[1].isnan().all()
     assert out[[0, 2]].isfinite().all()
-    cuda.decode_messages(buffer, layout, out, None, False, None, None, 1.0, step=8)
+    cuda.decode_messages(Decoding(buffer, layout, out, None, False, None, None, 1.0, step=8))
     assert out.isnan().all()
 
 
@@ -145,7 +148,7 @@ def test_the_device_writes_the_references_bytes(
         x, rows, keys = corner_rows(cols), torch.randperm(64), torch.arange(64)
         layout = MessageLayout((15, 0, 49), cols, CodecSpec(bits, rounding))
         expected = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
-        reference.encode_messages(x, rows, keys, layout, STREAM, STEP, expected, None)
+        reference.encode_messages(Encoding(x, rows, keys, layout, STREAM, STEP, expected, None))
         found = torch.zeros_like(expected).cuda()
-        cuda.encode_messages(x.cuda(), rows.cuda(), keys.cuda(), layout, STREAM, STEP, found, None)
+        cuda.encode_messages(Encoding(x.cuda(), rows.cuda(), keys.cuda(), layout, STREAM, STEP, found, None))
         assert torch.equal(expected, found.cpu())
