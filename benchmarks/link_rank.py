@@ -101,7 +101,11 @@ class NoWire:
         return tensor.detach().clone() if self.silent else self.inner.all_reduce(tensor, label, op)
 
     def start_all_reduce(self, tensor: Tensor, label: str, op: ReduceOp = "sum") -> Callable[[], Tensor]:
-        return (lambda: self.all_reduce(tensor, label, op)) if self.silent else self.inner.start_all_reduce(tensor, label, op)
+        return (
+            (lambda: self.all_reduce(tensor, label, op))
+            if self.silent
+            else self.inner.start_all_reduce(tensor, label, op)
+        )
 
     def all_gather_object(self, value: Any, label: str) -> list[Any]:
         return [value] * self.size if self.silent else self.inner.all_gather_object(value, label)

@@ -49,6 +49,7 @@ def simulate(
     link: LinkModel,
     bytes_of: BytesOf,
     steps: int = 1,
+    lanes: bool = False,
 ) -> Timeline:
     """Predict a run of several steps.
 
@@ -64,6 +65,7 @@ def simulate(
         link: The wires.
         bytes_of: Sizes of messages.
         steps: How often the schedules run.
+        lanes: Coding and decoding run beside the operators, one transfer behind the other, on cores that are free.
 
     Returns:
         Events of the kinds that a recording has.
@@ -71,7 +73,7 @@ def simulate(
     Raises:
         VerifyError: Some ranks wait for each other, or for what is never sent; names rank, line and exchange.
     """
-    run = _Run(schedules, op_seconds, link, bytes_of, steps)
+    run = _Run(schedules, op_seconds, link, bytes_of, steps, lanes)
     while any(run.advance(rank) for rank in run.programs):
         pass
     run.check_finished()
@@ -140,6 +142,7 @@ class _Run:
         link: LinkModel,
         bytes_of: BytesOf,
         steps: int,
+        lanes: bool,
     ) -> None:
         self.programs = {
             s.rank: [(step, line, action) for step in range(steps) for line, action in s.lines()] for s in schedules
@@ -155,6 +158,10 @@ class _Run:
         self._queues: dict[tuple[int, int], list[tuple[_Message, Action]]] = {pair: [] for pair in pairs}
         self._free = dict.fromkeys(pairs, 0.0)
         self._sent: dict[tuple[int, int], dict[_Message, float]] = {pair: {} for pair in pairs}
+        self._lanes = lanes
+        self._sending, self._receiving = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0.0)
+        self._expected: dict[int, list[tuple[_Message, Action]]] = {rank: [] for rank in ranks}
+        self._decoded: dict[int, dict[_Message, float]] = {rank: {} for rank in ranks}
 
     def advance(self, rank: int) -> bool:
         """Do actions of a rank until it has to wait for something that is not known yet; gives whether it did any."""
@@ -167,9 +174,8 @@ class _Run:
             else:
                 message = _message(step, action)
                 if action.verb is not Verb.WAIT and message not in self._posted[rank]:
-                    if action.verb is Verb.START:
-                        self._busy(rank, step, action, "quantise", f"exchange {action.exchange}")
-                    self._post(rank, message, action)
+                    ready = self._code(rank, step, action) if action.verb is Verb.START else self._now[rank]
+                    self._post(rank, message, action, ready)
                 if action.verb is not Verb.START and not self._wait(rank, step, message, action):
                     break
             self._at[rank] += 1
@@ -182,9 +188,22 @@ class _Run:
             self._event(kind, name, self._now[rank], self._now[rank] + took, rank, step, action)
         self._now[rank] += took
 
-    def _post(self, rank: int, message: _Message, action: Action) -> None:
+    def _code(self, rank: int, step: int, action: Action) -> float:
+        """When the rows of an exchange are coded."""
+        if not self._lanes:
+            self._busy(rank, step, action, "quantise", _title(action))
+            return self._now[rank]
+        took = self.op_seconds.get(action.key, 0.0)
+        begin = max(self._now[rank], self._sending[rank])
+        self._sending[rank] = begin + took
+        if took:
+            self._event("quantise", _title(action), begin, begin + took, rank, step, action, thread="send")
+        self._expected[rank].append((_message(step, action), action))
+        return begin + took
+
+    def _post(self, rank: int, message: _Message, action: Action, ready: float) -> None:
         """A rank is ready to send and to receive."""
-        self._posted[rank][message] = self._now[rank]
+        self._posted[rank][message] = ready
         for other in self.programs:
             if other != rank:
                 if self.bytes_of(action, rank, other):
@@ -207,7 +226,20 @@ class _Run:
 
     def _wait(self, rank: int, step: int, message: _Message, action: Action) -> bool:
         """Go on when a message is there, if that is known."""
-        until = self._now[rank]
+        laned = self._lanes and action.verb is Verb.WAIT
+        there = self._decode(rank, message) if laned else self._arrival(rank, message, action)
+        if there is None:
+            return False
+        until = max(self._now[rank], there)
+        self._event("wait", _title(action), self._now[rank], until, rank, step, action, step - message.step)
+        self._now[rank] = until
+        if action.verb is Verb.WAIT and not self._lanes:
+            self._busy(rank, step, action, "dequantise", _title(action))
+        return True
+
+    def _arrival(self, rank: int, message: _Message, action: Action) -> float | None:
+        """When everything has arrived and the own messages are through; None while that is not known."""
+        until = 0.0
         for other in self.programs:
             if other == rank:
                 continue
@@ -215,13 +247,25 @@ class _Run:
             for pair, delay in (((other, rank), self.link.latency), ((rank, other), 0.0)):
                 if self.bytes_of(action, *pair):
                     if message not in self._sent[pair]:
-                        return False
+                        return None
                     until = max(until, self._sent[pair][message] + delay)
-        self._event("wait", _title(action), self._now[rank], until, rank, step, action, step - message.step)
-        self._now[rank] = until
-        if action.verb is Verb.WAIT:
-            self._busy(rank, step, action, "dequantise", _title(action))
-        return True
+        return until
+
+    def _decode(self, rank: int, message: _Message) -> float | None:
+        """When a transfer is decoded, behind those that were started before it; None while that is not known."""
+        expected, decoded = self._expected[rank], self._decoded[rank]
+        while message not in decoded and expected:
+            first, start = expected[0]
+            arrival = self._arrival(rank, first, start)
+            if arrival is None:
+                return None
+            expected.pop(0)
+            begin = max(arrival, self._receiving[rank])
+            took = self.op_seconds.get((start.direction, f"wait {start.exchange}"), 0.0)
+            decoded[first] = self._receiving[rank] = begin + took
+            if took:
+                self._event("dequantise", _title(start), begin, begin + took, rank, first.step, start, thread="receive")
+        return decoded.get(message)
 
     def _event(
         self,
@@ -233,10 +277,9 @@ class _Run:
         step: int,
         action: Action,
         age: int | None = None,
+        thread: str = "main",
     ) -> None:
-        self.events.append(
-            Event(kind, name, start, end, rank, "main", action.exchange, action.direction, step, age)
-        )  # fmt: skip
+        self.events.append(Event(kind, name, start, end, rank, thread, action.exchange, action.direction, step, age))
 
     def check_finished(self) -> None:
         """Raise where a rank stands still for ever."""

@@ -49,6 +49,26 @@ def test_what_is_computed_meanwhile_hides_the_wire() -> None:
     ]
 
 
+def test_lanes_code_and_decode_beside_the_operators() -> None:
+    text = "compute a\nstart 0 a\nstart 1 a\ncompute b\nwait 1 age 0\nwait 0 age 0"
+    seconds = {("forward", "a"): 1.0, ("forward", "b"): 3.0, ("forward", "start 0"): 0.5, ("forward", "start 1"): 0.5,
+               ("forward", "wait 0"): 0.25, ("forward", "wait 1"): 0.25}  # fmt: skip
+    timeline = simulate(both(text), seconds, LinkModel(0.0, 100.0), lambda action, a, b: 100, lanes=True)
+    assert [s for s in spans(timeline) if s[0] != "wire"] == [
+        ("compute", "a", 0.0, 1.0),
+        ("quantise", "exchange 0", 1.0, 1.5),
+        ("compute", "b", 1.0, 4.0),
+        ("quantise", "exchange 1", 1.5, 2.0),
+        ("dequantise", "exchange 0", 2.5, 2.75),
+        ("dequantise", "exchange 1", 3.5, 3.75),
+        ("wait", "exchange 1", 4.0, 4.0),
+        ("wait", "exchange 0", 4.0, 4.0),
+    ]
+    assert {e.thread for e in timeline.select("quantise")} == {"send"}
+    without = simulate(both(text), seconds, LinkModel(0.0, 100.0), lambda action, a, b: 100)
+    assert (timeline.seconds, without.seconds) == (4.0, 5.5)
+
+
 def test_a_stale_wait_takes_the_step_before() -> None:
     text = "compute a\nstart 0 a\nwait 0 age 1\ncompute b"
     seconds = {("forward", "a"): 1.0, ("forward", "b"): 1.0}
@@ -76,9 +96,10 @@ def test_links_are_physical() -> None:
             LinkModel(latency, rate)
 
 
-def computed(schedule: Schedule) -> float:
-    """Seconds of the processor in a step."""
-    return sum(SECONDS.get(a.key, 0.0) for a in schedule.actions if a.verb is not Verb.REDUCE)
+def computed(schedule: Schedule, lanes: bool) -> float:
+    """Seconds of the main thread in a step."""
+    beside = (Verb.REDUCE, Verb.START, Verb.WAIT) if lanes else (Verb.REDUCE,)
+    return sum(SECONDS.get(a.key, 0.0) for a in schedule.actions if a.verb not in beside)
 
 
 def sent(schedule: Schedule, other: int) -> int:
@@ -89,27 +110,27 @@ def sent(schedule: Schedule, other: int) -> int:
 links = st.builds(LinkModel, st.floats(0, 2), st.floats(10, 10_000))
 
 
-@given(schedules(RANKS), links, st.integers(1, 4))
+@given(schedules(RANKS), links, st.integers(1, 4), st.booleans())
 @settings(max_examples=60)
 def test_no_faster_than_the_processor_nor_than_the_wire(
-    all_ranks: Sequence[Schedule], link: LinkModel, steps: int
+    all_ranks: Sequence[Schedule], link: LinkModel, steps: int, lanes: bool
 ) -> None:
-    timeline = simulate(all_ranks, SECONDS, link, size, steps)
+    timeline = simulate(all_ranks, SECONDS, link, size, steps, lanes)
     for schedule in all_ranks:
-        assert timeline.seconds >= steps * computed(schedule) - 1e-6
+        assert timeline.seconds >= steps * computed(schedule, lanes) - 1e-6
         for other in range(RANKS):
             if other != schedule.rank:
                 assert timeline.seconds >= steps * sent(schedule, other) / link.bytes_per_second - 1e-6
 
 
-@given(schedules(RANKS), links, links, st.integers(1, 4))
+@given(schedules(RANKS), links, links, st.integers(1, 4), st.booleans())
 @settings(max_examples=60)
 def test_a_better_link_is_never_slower(
-    all_ranks: Sequence[Schedule], one: LinkModel, two: LinkModel, steps: int
+    all_ranks: Sequence[Schedule], one: LinkModel, two: LinkModel, steps: int, lanes: bool
 ) -> None:
     better = LinkModel(min(one.latency, two.latency), max(one.bytes_per_second, two.bytes_per_second))
-    slow = simulate(all_ranks, SECONDS, one, size, steps)
-    assert simulate(all_ranks, SECONDS, better, size, steps).seconds <= slow.seconds + 1e-6
+    slow = simulate(all_ranks, SECONDS, one, size, steps, lanes)
+    assert simulate(all_ranks, SECONDS, better, size, steps, lanes).seconds <= slow.seconds + 1e-6
 
 
 @given(schedules(RANKS), links, st.integers(1, 4))
