@@ -255,7 +255,7 @@ def measure(config: dict[str, Any], transport: Transport) -> dict[str, Any]:
     rate = wire_rate(transport)
     runs = {n: (t.model, t.epoch) for n, t in trainers.items() if t.quiet is None}
     for name, timeline, schedule in record(runs, config["timelines"]):
-        simulated = simulated_step(timeline, schedule, (config["bits"] or rate) / 8)
+        simulated = simulated_step(timeline, schedule, (config["bits"] or rate) / 8, transport.threaded)
         for one in gathered:
             one[name]["simulated_s"], one[name]["computed_s"] = simulated
     halo = _halo_rows(trainers)

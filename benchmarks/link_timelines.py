@@ -34,14 +34,15 @@ def record(runs: Mapping[str, tuple[Any, Callable[[], Any]]], prefix: str) -> It
                 print(error, file=sys.stderr)
 
 
-def simulated_step(timeline: Timeline, schedule: Schedule, bytes_per_second: float) -> tuple[float, float]:
+def simulated_step(timeline: Timeline, schedule: Schedule, bytes_per_second: float, lanes: bool) -> tuple[float, float]:
     """Seconds of a step of the model alone, and of its operators alone, from the least time that each operator took."""
     ranks = timeline.ranks
     link = LinkModel(LATENCY, GOODPUT * bytes_per_second / max(len(ranks) - 1, 1))
     seconds = measured_seconds(timeline, min)
     schedules = [Schedule(rank, schedule.actions) for rank in ranks]
     short, long = (
-        simulate(schedules, seconds, link, measured_bytes(timeline, REDUCTION), steps).seconds for steps in (4, 8)
+        simulate(schedules, seconds, link, measured_bytes(timeline, REDUCTION), steps, lanes).seconds
+        for steps in (4, 8)
     )
     computed = sum(seconds.get(a.key, 0.0) for a in schedule.actions if a.verb is Verb.COMPUTE)
     return (long - short) / 4, computed

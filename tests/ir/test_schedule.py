@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from schedule_support import schedules
 
 from sylvie_fx.ir.errors import VerifyError
@@ -44,6 +44,7 @@ def test_comments_and_spaces_do_not_count() -> None:
 
 
 @given(schedules())
+@settings(deadline=None)
 def test_a_text_says_all(one: list[Schedule]) -> None:
     assert Schedule.parse(str(one[0])) == one[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from schedule_support import schedules
 
 from sylvie_fx.ir.errors import VerifyError
@@ -27,6 +27,7 @@ def check(message: str, *bodies: str, bound: int = 0, backward_bound: int | None
 
 
 @given(schedules(ranks=3, oldest=2))
+@settings(deadline=None)
 def test_equal_schedules_within_the_bound_can_run(all_ranks: list[Schedule]) -> None:
     validate(all_ranks, 2)
 

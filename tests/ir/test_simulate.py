@@ -111,7 +111,7 @@ links = st.builds(LinkModel, st.floats(0, 2), st.floats(10, 10_000))
 
 
 @given(schedules(RANKS), links, st.integers(1, 4), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_no_faster_than_the_processor_nor_than_the_wire(
     all_ranks: Sequence[Schedule], link: LinkModel, steps: int, lanes: bool
 ) -> None:
@@ -124,7 +124,7 @@ def test_no_faster_than_the_processor_nor_than_the_wire(
 
 
 @given(schedules(RANKS), links, links, st.integers(1, 4), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_a_better_link_is_never_slower(
     all_ranks: Sequence[Schedule], one: LinkModel, two: LinkModel, steps: int, lanes: bool
 ) -> None:
@@ -134,7 +134,7 @@ def test_a_better_link_is_never_slower(
 
 
 @given(schedules(RANKS), links, st.integers(1, 4))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_staleness_is_never_slower_and_stays_within_its_age(
     all_ranks: Sequence[Schedule], link: LinkModel, steps: int
 ) -> None:
@@ -152,7 +152,7 @@ def test_staleness_is_never_slower_and_stays_within_its_age(
 
 
 @given(schedules(RANKS), links)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_a_rank_does_one_thing_at_a_time_in_order(all_ranks: Sequence[Schedule], link: LinkModel) -> None:
     timeline = simulate(all_ranks, SECONDS, link, size, 2)
     for schedule in all_ranks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sylvie_fx.ir.timeline import Event, StepCounters
@@ -56,6 +56,7 @@ def test_an_event_says_what_its_scope_says_unless_it_knows_better() -> None:
     st.floats(-1e6, 1e6),
     st.lists(st.tuples(*[st.floats(0, 1)] * 4), min_size=1, max_size=6),
 )
+@settings(deadline=None)
 def test_the_offset_of_clocks_is_within_its_error(offset: float, rounds: list[tuple[float, ...]]) -> None:
     """Two ranks enter barriers at any time and leave them any time after both have entered."""
     one, other = [], []
