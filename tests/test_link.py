@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
@@ -89,3 +90,26 @@ def test_a_table() -> None:
     ]  # fmt: skip
     assert lines["1 bit auto"][0] == "this version takes no auto."
     assert lines["bound: no exchange"][4:6] == ["1.00", "5.00"]
+
+
+def test_a_table_of_times_to_accuracy() -> None:
+    def run(base: list[float], stale: list[float]) -> dict[str, object]:
+        seconds = {"seconds": [9.0, 9.0, 0.5, 0.5]}
+        return {
+            "float32 sync": {**seconds, "test": base},
+            "1 bit stale": {"seconds": [9.0, 9.0, 0.25, 0.25], "test": stale},
+            "1 bit auto": {"refused": "no."},
+        }
+
+    table = Table(*["", "variant", "best", "ms", "epochs", "seconds"])
+    runs = [
+        run([50.0, 70.0, 80.0, 79.5], [60.0, 79.0, 70.0, 82.0]),
+        run([50.0, 90.0, 90.5, 60.0], [60.0, 61.0, 62.0, 63.0]),
+    ]
+    link.accuracy_rows(table, "cora GCN", runs)
+    rows = list(zip(*(list(column.cells) for column in table.columns), strict=True))
+    assert rows == [
+        ("cora GCN", "float32 sync", "85.2", "500.0", "2.5", "1.25"),
+        ("cora GCN", "1 bit stale", "72.5", "250.0", "2 (1 of 2)", "0.50"),
+        ("cora GCN", "1 bit auto", "no.", "", "", ""),
+    ]
