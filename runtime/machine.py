@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -11,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.coding import EXACT
+from sylvie_fx.ir.errors import SylvieError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
 from sylvie_fx.kernels.dropout import keyed_dropout
@@ -29,6 +33,15 @@ from sylvie_fx.runtime.recompute import Stretch
 from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.tracing import traced
 from sylvie_fx.runtime.transport import Transport
+
+_LIVE: weakref.WeakSet[Machine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A process that ends with rows under way would leave its peers waiting, and gloo's threads in use."""
+    for machine in sorted(_LIVE, key=lambda m: m.number):
+        machine.close()
 
 
 class Machine:
@@ -56,7 +69,8 @@ class Machine:
     ) -> None:
         self.program, self.bound, self.transport, self.seed = program, bound, transport, options.seed
         self.recorder = recorder or Recorder(transport.rank)
-        self._name = f"program {transport.next_number()}"
+        self.number = transport.next_number()
+        self._name = f"program {self.number}"
         self.links = {
             slot.number: Link.make(
                 bound.plans[slot.number], transport, f"{self._name} exchange {slot.number}", device, self.recorder
@@ -165,6 +179,17 @@ class Machine:
         found = {site: (c.out, c.back) for site, c in self._sites.items()}
         found |= {s: c.channels() for s, c in self._crossings.items() if self.program.codings[s].auto}
         return {site: (str(out.coding), str(back.coding)) for site, (out, back) in sorted(found.items())}
+
+    def close(self) -> None:
+        """Take what is still under way, so that no peer waits for it to leave, and end the threads.
+
+        What fails here has failed a step before, or its step was never wanted.
+        """
+        for crossing in self._crossings.values():
+            for direction in (crossing.out, crossing.back):
+                with contextlib.suppress(SylvieError):
+                    direction.drain()
+        self._courier.close()
 
     def notes(self) -> list[str]:
         """What is decided while the program runs, a line each, for explain()."""

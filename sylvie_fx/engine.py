@@ -291,7 +291,7 @@ class Engine:
             )
             binding = self._bindings[key] = _Binding(machine, _results(program, binder, graph, spaces), static, spaces)
             if len(self._bindings) > MOST_BINDINGS:
-                self._bindings.popitem(last=False)
+                self._bindings.popitem(last=False)[1].machine.close()
         else:
             self._bindings.move_to_end(key)
         return binding

@@ -97,7 +97,7 @@ def run_processes_unchecked(
                 value, error, seconds = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 error, seconds = "died without a result", timeout - (deadline - time.monotonic())
-        process.join(max(0.0, min(10.0, deadline - time.monotonic())))
+        process.join(max(0.0, min(60.0, deadline - time.monotonic())))
         if process.is_alive():
             process.kill()
             process.join()

@@ -60,6 +60,7 @@ def train(net: nn.Module, passes: sylvie_fx.PassManager, threaded: bool, **optio
             loss.backward()
             optimizer.step()
             losses.append(loss.detach().reshape(1))
+        assert passes is WHOLE or "halo_start" in str(model.program("train"))
         return torch.cat([*losses, *(p.grad.flatten() for p in model.parameters())])
 
     return run_ranks(3, rank, 60.0)
