@@ -170,10 +170,14 @@ def keep_pages() -> None:
 
 
 def row(results: Results, name: str, setting: Setting, model: str, where: str, code: str, seeds: int) -> None:
-    """Make the runs that one line of the table still misses; ``code`` is a width and a variant, or "32"."""
+    """Make the runs that one line of the table still misses; ``code`` is a width, a variant and a staleness, or "32"."""
     parts, partition = where.split()
-    bits, _, variant = code.partition(" ")
-    options: dict[str, object] = {"bits": int(bits)} | ({"variant": variant, "gradients": variant} if variant else {})
+    bits, *rest = code.split()
+    options: dict[str, object] = {"bits": int(bits)}
+    if rest:
+        options |= {"variant": rest[0], "gradients": rest[0]}
+    if rest[1:]:
+        options["staleness"] = "auto" if rest[1] == "auto" else int(rest[1])
     cache = ProgramCache()
     for seed in range(seeds):
         run = Run(name, model, where, code, setting.epochs, seed)
@@ -193,7 +197,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", help="names of data sets")
     parser.add_argument("--models", nargs="*", default=["GCN", "SAGE", "GAT", "GIN"])
     parser.add_argument("--parts", nargs="*", default=["4 metis", "8 metis", "8 random"])
-    parser.add_argument("--codes", nargs="*", default=["1 shift"], help="what to compare with float32")
+    parser.add_argument("--codes", nargs="*", default=["1 shift"], help="compared with float32: bits, what is coded, and staleness, as in '1 shift auto'")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_pages()
