@@ -179,7 +179,7 @@ class _Cut:
             return 0.0
         val = node.meta["val"]
         columns = math.prod(int(s) for s in shape(node) if not s.free_symbols)
-        coding = self.options.coding(self.program.mode, module)
+        coding = self.options.coding(self.program.mode, module, columns)
         size = val.element_size()
         total = coding.forward.row_bytes(columns, size)
         if self.program.mode == "train" and needs_gradient(self.program, node):

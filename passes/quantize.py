@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from torch import fx
 
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.coding import ExchangeCoding
-from sylvie_fx.ir.program import Program, meta
+from sylvie_fx.ir.program import Program, meta, shape
 from sylvie_fx.passes.base import Pass, PassContext
 from sylvie_fx.passes.dependence import depends_on_inputs_alone
 
@@ -56,7 +57,8 @@ def _coding(program: Program, node: fx.Node, context: PassContext) -> ExchangeCo
         return ExchangeCoding(once=True)
     if not source.meta["val"].dtype.is_floating_point:
         return ExchangeCoding()
-    chosen = context.options.coding(program.mode, meta(node).module)
+    columns = math.prod(int(s) for s in shape(source) if not s.free_symbols)
+    chosen = context.options.coding(program.mode, meta(node).module, columns)
     if node.target is ops.halo_exchange:
         return chosen
     forward = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from sylvie_fx.ir.coding import EXACT, Coding, ExchangeCoding
+from sylvie_fx.ir.coding import EXACT, ROW_HEADER_BYTES, Coding, ExchangeCoding
 from sylvie_fx.ir.errors import OptionError
 from sylvie_fx.ir.pace import SYNCHRONOUS, Pace
 
@@ -24,7 +24,8 @@ class Options:
     """How a model is distributed.
 
     Attributes:
-        bits: Bits a number of an exchanged row takes on the wire; 32 sends it unchanged. One number, or
+        bits: Bits a number of an exchanged row takes on the wire; 32 sends it unchanged. One number (rows of 16 numbers or
+            fewer may then take more of them forward: what fits into the four bytes of the row's header), or
             ``{"forward": 1, "backward": 2}``, or either of them by module path, the longest matching path counting:
             ``{"conv1": 2, "": 1}``. Or ``"auto"``: a width of 1, 2, 4 or 8 for each exchange and direction, chosen from
             measured variance to meet ``bytes_per_step`` or ``relative_error``.
@@ -112,16 +113,19 @@ class Options:
         if not self.timeout > 0:
             raise OptionError(f"timeout={self.timeout!r}", remedy="give a number of seconds above 0")
 
-    def coding(self, mode: str, module: str) -> ExchangeCoding:
+    def coding(self, mode: str, module: str, columns: int) -> ExchangeCoding:
         """How an exchange for a module travels.
 
         Args:
             mode: ``train`` or ``eval``.
             module: Path of the module that needs the rows.
+            columns: Numbers in a row.
         """
         if mode == "train" and self.bits == "auto":
             return ExchangeCoding(self._forward(8), self._backward(8), auto=True)
         forward, backward = _longest(self._rules[mode], module)
+        if isinstance(self.bits if mode == "train" else self.eval_bits, int):
+            forward = widened(forward, columns)
         return ExchangeCoding(self._forward(forward), self._backward(backward))
 
     def pace(self, mode: str, module: str) -> Pace:
@@ -153,6 +157,18 @@ class Options:
         # With a state at both ends, stochastic rounding at one bit diverges: its error is several times the signal.
         biased = bits == 1 and self.variant in ("difference", "feedback")
         return Coding(bits, "nearest" if biased else _ROUNDING[self.variant], self.variant)
+
+
+def widened(bits: int, columns: int) -> int:
+    """The width of a narrow row: as many bits as fit into the four bytes that its header takes anyway, at most 8.
+
+    A class score at one bit behind dropout is where accuracy was lost (docs/design.md), and costs the fewest bytes.
+
+    >>> [widened(1, columns) for columns in (7, 12, 16, 17, 64)]
+    [4, 2, 2, 1, 1]
+    """
+    fitting = (b for b in (8, 4, 2) if b > bits and columns * b <= 8 * ROW_HEADER_BYTES)
+    return next(fitting, bits)
 
 
 def _longest(rules: Sequence[tuple[str, int, int]], module: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import sylvie_fx
 from sylvie_fx.engine import ProgramCache
 from sylvie_fx.ir.coding import EXACT, Coding, ExchangeCoding
 from sylvie_fx.ir.errors import OptionError
-from sylvie_fx.ir.options import Options
+from sylvie_fx.ir.options import Options, widened
 from sylvie_fx.kernels.wire import CodecSpec
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.quantize import Quantize
@@ -25,9 +25,10 @@ def codings(net: sylvie_fx.DistributedModule, mode: str = "train") -> list[str]:
 def test_bits_and_variant_come_from_the_options() -> None:
     model = Stack(Sum(2048, 8), Sum(8, 4))
     assert codings(compiled(model, *graph(2048))) == ["exact", "exact"]
-    assert codings(compiled(model, *graph(2048), bits=1)) == ["1-bit dithered shift"] * 2
+    one = {"forward": 1, "backward": 1}
+    assert codings(compiled(model, *graph(2048), bits=one)) == ["1-bit dithered shift"] * 2
     assert (
-        codings(compiled(model, *graph(2048), bits=1, variant="plain", gradients="plain"))
+        codings(compiled(model, *graph(2048), bits=one, variant="plain", gradients="plain"))
         == ["1-bit stochastic plain"] * 2
     )
     assert (
@@ -36,6 +37,14 @@ def test_bits_and_variant_come_from_the_options() -> None:
     )
     by_module = compiled(model, *graph(2048), bits={"layers.1": 4, "": 32})
     assert codings(by_module) == ["exact", "4-bit dithered shift"]
+
+
+def test_narrow_rows_take_the_bits_that_their_header_leaves_free_forward() -> None:
+    model = Stack(Sum(2048, 64), Sum(64, 7))
+    found = codings(compiled(model, *graph(2048), bits=1))
+    assert found == ["1-bit dithered shift", "4-bit dithered shift / 1-bit dithered shift"]
+    assert [widened(1, columns) for columns in (1, 4, 5, 8, 9, 16, 17)] == [8, 8, 4, 4, 2, 2, 1]
+    assert [widened(bits, 2) for bits in (2, 8, 16, 32)] == [8, 8, 16, 32]
 
 
 def test_eval_exchanges_exactly_unless_told_otherwise() -> None:
@@ -48,7 +57,7 @@ def test_eval_exchanges_exactly_unless_told_otherwise() -> None:
 
 
 def test_partial_sums_are_coded_plain() -> None:
-    net = compiled(Stack(Sum(2048, 8), BothWays(8, 4)), *graph(2048), bits=1)
+    net = compiled(Stack(Sum(2048, 8), BothWays(8, 4)), *graph(2048), bits={"forward": 1, "backward": 1})
     assert codings(net)[-1] == "1-bit stochastic plain / 1-bit dithered shift"
 
 
@@ -72,10 +81,10 @@ def test_other_bits_are_refused(bits: object) -> None:
 
 def test_the_longest_module_path_counts() -> None:
     options = Options(bits={"": 8, "conv": 2, "conv.inner": 1}, variant="plain")
-    assert options.coding("train", "conv.inner.lin").forward.bits == 1
-    assert options.coding("train", "conv.other").forward.bits == 2
-    assert options.coding("train", "convolution").forward.bits == 8
-    assert options.coding("eval", "conv") == ExchangeCoding(EXACT, EXACT)
+    assert options.coding("train", "conv.inner.lin", 64).forward.bits == 1
+    assert options.coding("train", "conv.other", 64).forward.bits == 2
+    assert options.coding("train", "convolution", 64).forward.bits == 8
+    assert options.coding("eval", "conv", 64) == ExchangeCoding(EXACT, EXACT)
 
 
 def test_one_bit_training_learns_as_exact_training_does() -> None:
