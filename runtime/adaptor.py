@@ -64,20 +64,17 @@ class Adaptor:
         self._chosen = dict.fromkeys(self._auto, (0, 0))
         self._worth: dict[tuple[int, int], bool] = {}
         self._began: float | None = None
-        self._step_s = 0.0
+        self._steps, self._step_s = 0, 0.0
         self.decisions: list[tuple[int, int, str, int, float, float]] = []
 
-    def begin(self, step: int) -> None:
-        """Called when a forward pass begins.
-
-        Args:
-            step: Number of the training step.
-        """
+    def begin(self) -> None:
+        """Called when a forward pass begins; steps are counted from the first one of this machine."""
         if not self._stale:
             return
         if not torch.is_grad_enabled():
             self._set(fresh=True)
             return
+        step, self._steps = self._steps, self._steps + 1
         if self._auto:
             self._look(step)
         self._set(fresh=self._is_fresh(step))

@@ -153,8 +153,8 @@ class Machine:
                 self.links[slot], own_ids, self.program.codings[site], f"{self._name} exchange {slot} site {site}",
                 self._courier, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF, self.program.paces[site], line=options.stale == "line",
             )  # fmt: skip
-            own = next(user for user in node.users if user.args[1] == 0)
-            crossings[site].alone = [user.target for user in own.users] == [ops.spmm_inner]
+            readers = [user.target for own in node.users if own.args[1] == 0 for user in own.users]
+            crossings[site].alone = readers == [ops.spmm_inner]
         return crossings
 
     def _controller(self, options: Options) -> WidthController | None:
@@ -220,7 +220,7 @@ class Machine:
                 crossing.out.settle()
                 crossing.back.settle()
             self._widths.begin(step)
-        self._adaptor.begin(step)
+        self._adaptor.begin()
         values, nodes, last_use = self._values.begin()
         for node in nodes:
             if isinstance(node, Stretch):
