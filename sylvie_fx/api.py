@@ -283,7 +283,8 @@ class DistributedModule(nn.Module):
         compiled = self._compiled(mode)
         bound = next((b for p, b in self._engine.bound() if p is compiled.program), None)
         notes = self._engine.notes(compiled.program)
-        lines = ["at run time:", *(f"  {note}" for note in notes)] if notes else []
+        lines = [f"captured again, on the whole graph: {compiled.again}"] if compiled.again else []
+        lines += ["at run time:", *(f"  {note}" for note in notes)] if notes else []
         return explain(compiled.program, bound, self.options, kernel_name) + "".join(f"{line}\n" for line in lines)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import re
@@ -53,12 +52,21 @@ MOST_BINDINGS = 128
 
 @dataclass(eq=False)
 class Compiled:
-    """A rewritten program and how its flat results become the call's result."""
+    """A rewritten program and how its flat results become the call's result.
+
+    Attributes:
+        captured: What was captured.
+        program: What became of it.
+        snapshots: The program after every pass.
+        stand_ins: The graphs that the model saw during the capture.
+        again: Why it was captured on the whole graph, for which a sample did not do; empty for a capture on a sample.
+    """
 
     captured: Captured
     program: Program
     snapshots: list[Snapshot]
     stand_ins: list[Any]
+    again: str = ""
 
 
 @dataclass(eq=False)
@@ -143,10 +151,13 @@ class Engine:
         with self.cache.lock:
             found = self.cache.programs.get(signature)
             if found is None:
-                with contextlib.suppress(BranchError):  # the sample is no graph for this model
+                again = ""
+                try:
                     found = self._compile(module, leaves, call, spaces)
+                except BranchError as error:  # the sample is no graph for this model
+                    again = str(error)
                 # Outside of the handler, so that what fails now is not taken to be caused by that.
-                found = found or self._compile(module, leaves, call, spaces, whole_graph=True)
+                found = found or self._compile(module, leaves, call, spaces, again=again)
                 self.cache.programs[signature] = found
         captured = found.captured
         if captured.decided or min(space.rows for space in spaces) < captured.least > 2:
@@ -176,8 +187,10 @@ class Engine:
         )
         with self.cache.lock:
             if key not in self.cache.fitted:
-                if not _holds(found, whole, spaces):
-                    found = self._compile(module, leaves, call, spaces, whole_graph=True, decide=found.captured.ran)
+                broken = _broken(found, whole, spaces)
+                if broken:
+                    log.info("captured again, on the whole graph: %s", broken)
+                    found = self._compile(module, leaves, call, spaces, again=broken, decide=found.captured.ran)
                 self.cache.fitted[key] = (found, given)
         return self.cache.fitted[key][0], key
 
@@ -188,10 +201,11 @@ class Engine:
         call: FlatCall,
         spaces: list[Space],
         *,
-        whole_graph: bool = False,
+        again: str = "",
         decide: bool = False,
     ) -> Compiled:
-        names = names_of(spaces)
+        """Capture on a sample and rewrite; on the whole graph where ``again`` says why that must be."""
+        names, whole_graph = names_of(spaces), bool(again)
         sizes = {
             names[space]: SAMPLE_SIZES[i % len(SAMPLE_SIZES)] + 2 * (i // len(SAMPLE_SIZES))
             for i, space in enumerate(spaces)
@@ -223,7 +237,7 @@ class Engine:
         program, snapshots = self.passes.run(captured.program, context)
         if not isinstance(module, Function):
             self.debug.show(snapshots)
-        return Compiled(captured, program, snapshots, list(call.stand_ins))
+        return Compiled(captured, program, snapshots, list(call.stand_ins), again)
 
     def run(
         self,
@@ -305,18 +319,16 @@ class Engine:
         return next((b.machine.notes() for b in self._bindings.values() if b.machine.program is program), [])
 
 
-def _holds(compiled: Compiled, whole: dict[str, Tensor], spaces: Sequence[Space]) -> bool:
-    """Whether what the capture took for granted holds on the whole graph."""
+def _broken(compiled: Compiled, whole: dict[str, Tensor], spaces: Sequence[Space]) -> str:
+    """What the capture took for granted and does not hold on the whole graph; empty where all does."""
     assert compiled.program.prologue is not None
     if min(space.rows for space in spaces) < compiled.captured.least > 2:
-        log.info("captured again, on the whole graph: it has fewer than %d rows", compiled.captured.least)
-        return False
+        return f"it has fewer than {compiled.captured.least} rows"
     try:
         run_prologue(compiled.program.prologue, whole)
     except BranchError as error:
-        log.info("captured again, on the whole graph: %s", error)
-        return False
-    return True
+        return str(error)
+    return ""
 
 
 def _whole(program: Program, leaves: Sequence[Leaf], spaces: Sequence[Space]) -> dict[str, Tensor]:

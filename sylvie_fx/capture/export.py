@@ -25,6 +25,7 @@ from sylvie_fx.capture.cleaning import clean, placeholders
 from sylvie_fx.capture.decisions import Decision, Replaying, record
 from sylvie_fx.capture.failures import (
     Place,
+    conditions,
     depends_on_sizes,
     explain_failure,
     first_line,
@@ -96,10 +97,10 @@ class _Wrapper(nn.Module):
         self._record = record
         self.decisions: list[Decision] | None = None
         environments: list[Any] = []
-        guarded: dict[int, Place] = {}
+        guarded: dict[Any, Place] = {}
         numbers: list[bool] = []
         self.environments: Callable[[], list[Any]] = lambda: environments
-        self.guarded: Callable[[], dict[int, Place]] = lambda: guarded
+        self.guarded: Callable[[], dict[Any, Place]] = lambda: guarded
         self.numbers: Callable[[], list[bool]] = lambda: numbers
         self._calls = [0]
 
@@ -113,10 +114,10 @@ class _Wrapper(nn.Module):
                 why="it loops over nodes or edges, and each round becomes part of the program",
                 remedy="replace the loop by tensor operations over all rows",
             )  # fmt: skip
-        environments, guarded = self.environments(), self.guarded()
-        number = len(environments[-1].guards) - 1 if environments else -1
-        if number >= 0 and number not in guarded:
-            guarded[number] = place_of(frames, self.model)
+        guarded = self.guarded()
+        fresh = [c for sizes in self.environments()[-1:] for c, _ in conditions(sizes) if c not in guarded]
+        if fresh:
+            guarded.update(dict.fromkeys(fresh, place_of(frames, self.model)))
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         every: list[Any] = [s for t in tensors for s in t.shape]

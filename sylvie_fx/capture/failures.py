@@ -64,8 +64,10 @@ def depends_on_sizes(error: Exception) -> bool:
     """Whether torch.export stopped since the forward pass differs between sizes; not since a size must be one number."""
     text = str(error)
     return (
-        "Constraints violated" in text and "specialized it to be a constant" not in text
-    ) or "with inconsistent min" in text
+        ("Constraints violated" in text and "specialized it to be a constant" not in text)
+        or "with inconsistent min" in text
+        or "Expected op to be '=='" in text  # torch could not say what is violated: the bound is no whole number
+    )
 
 
 def first_line(error: Exception) -> str:
@@ -73,15 +75,25 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
 
 
+def conditions(sizes: Any) -> list[tuple[Any, Any]]:
+    """What a capture has relied on about sizes so far: each condition, and the frame of Python that asked where it is known.
+
+    Args:
+        sizes: A shape environment.
+    """
+    deferred = [item.expr for found in sizes.deferred_runtime_asserts.values() for item in found]
+    return [(guard.expr, guard.sloc.framework_loc) for guard in sizes.guards] + [(e, None) for e in deferred]
+
+
 def explain_failure(error: Exception, model: nn.Module, environments: Sequence[Any] = (),
-                    guarded: dict[int, Place] | None = None) -> CaptureError:  # fmt: skip
+                    guarded: dict[Any, Place] | None = None) -> CaptureError:  # fmt: skip
     """What stopped torch.export, as a sentence with the user's line.
 
     Args:
         error: What it raised.
         model: The model that was captured.
         environments: Shape environments of the capture, which know where a size became a number.
-        guarded: Number of a guard on sizes to the place in the model that asked for it.
+        guarded: A condition on sizes to the place in the model that asked for it.
     """
     place = raised_at(error, model)
     what = f"the forward pass can not be captured: {type(error).__name__}: {first_line(error)}"
@@ -109,20 +121,18 @@ def explain_failure(error: Exception, model: nn.Module, environments: Sequence[A
     return CaptureError(in_module(what, place), where=place[0] or None)
 
 
-def _where_fixed(environments: Sequence[Any], guarded: dict[int, Place]) -> Place:
+def _where_fixed(environments: Sequence[Any], guarded: dict[Any, Place]) -> Place:
     """Where a size of the graph was replaced by a number; else where one was first compared."""
     found = [*_guards(environments, guarded)]
     fixed = [place for place, condition in found if condition.is_Relational and condition.rel_op == "=="]
     return (fixed or [place for place, _ in found] or [("", "")])[0]
 
 
-def _guards(environments: Sequence[Any], guarded: dict[int, Place]) -> Iterator[tuple[Place, Any]]:
+def _guards(environments: Sequence[Any], guarded: dict[Any, Place]) -> Iterator[tuple[Place, Any]]:
     """The conditions on sizes that the capture relied on, each with its place in the model where that is known."""
-    for sizes in environments[-1:]:
-        for number, guard in enumerate(sizes.guards):
-            frame = guard.sloc.framework_loc
-            own = isinstance(frame, traceback.FrameSummary) and not is_ours(frame.filename)
-            line, module = guarded.get(number, ("", ""))
-            line = f"{frame.filename}:{frame.lineno}" if own else line
-            if line:
-                yield (line, module), guard.expr
+    for condition, frame in (found for sizes in environments[-1:] for found in conditions(sizes)):
+        own = isinstance(frame, traceback.FrameSummary) and not is_ours(frame.filename)
+        line, module = guarded.get(condition, ("", ""))
+        line = f"{frame.filename}:{frame.lineno}" if own else line
+        if line:
+            yield (line, module), condition

@@ -129,3 +129,30 @@ def test_what_the_model_itself_raises_is_raised() -> None:
 
     with pytest.raises(ValueError, match="must be sorted"):
         verified(strict)
+
+
+def test_own_assertions_on_the_graph_are_checked_on_the_real_graph() -> None:
+    def checked(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+        torch._assert_async((torch.bincount(e[1], minlength=x.size(0)) < 1000).all(), "a hub of 1000 edges")
+        return torch.zeros(x.size(0), 4, dtype=x.dtype).index_add(0, e[1], m.a(x)[e[0]])
+
+    report = verified(checked)
+    assert report.exact, report
+    net, (x, e) = sylvie_fx.distribute(Layer(checked)), data(1000)
+    net(*net.shard(x, e))
+    with pytest.raises(RuntimeError, match="a hub of 1000 edges"):
+        net(*net.shard(x, torch.stack([e[0], torch.zeros_like(e[1])])))
+
+
+def test_own_assertions_on_features_are_checked_in_every_step() -> None:
+    def checked(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+        torch._assert_async((x < 1000).all(), "features out of range")
+        return torch.zeros(x.size(0), 4, dtype=x.dtype).index_add(0, e[1], m.a(x)[e[0]])
+
+    report = verified(checked)
+    assert report.exact, report
+    net, (x, e) = sylvie_fx.distribute(Layer(checked)), data()
+    x, e = net.shard(x, e)
+    net(x, e)
+    with pytest.raises(RuntimeError, match="features out of range"):
+        net(x * 1e6, e)

@@ -57,6 +57,8 @@ def test_one_model_on_graphs_of_several_sizes(caplog: pytest.LogCaptureFixture) 
         for nodes in (40, 60, 40, 307):
             given = data(nodes)
             assert torch.allclose(net(*net.shard(*given)).local(), model(*given))
+            # 307 nodes are as many as the sample has.
+            assert ("captured again, on the whole graph: " in net.explain()) == (nodes != 307), net.explain()
     assert "captured again, on the whole graph" in caplog.text
     assert "the model is run" not in caplog.text  # sizes are known without running it
 
