@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+DEADLINE, PATIENCE = 240.0, 600.0
+"""Seconds. All ranks must have ended by the deadline, which is below pytest's own; a loaded machine takes a minute to start
+three processes. A rank whose waits may last as long as PATIENCE, and that waits for their end, has no result by then."""
+
 
 @dataclass(frozen=True)
 class RankOutcome:
@@ -40,7 +44,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_processes(size: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
+def run_processes(size: int, fn: Callable[..., Any], *args: Any, timeout: float = DEADLINE) -> list[Any]:
     """Call ``fn(*args)`` in ``size`` processes that have torchrun's variables set; give each rank's result.
 
     ``fn`` is a top-level function of a test module, which every process loads from its file; arguments and results are
@@ -63,7 +67,7 @@ def run_processes(size: int, fn: Callable[..., Any], *args: Any, timeout: float 
 
 
 def run_processes_unchecked(
-    size: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, stuck: Collection[int] = ()
+    size: int, fn: Callable[..., Any], *args: Any, timeout: float = DEADLINE, stuck: Collection[int] = ()
 ) -> list[RankOutcome]:
     """``run_processes`` for ranks that are meant to fail: how each ended, without raising.
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sylvie_fx
-from support import RankOutcome, run_processes_unchecked
+from support import PATIENCE, RankOutcome, run_processes_unchecked
 from sylvie_fx.api import DistributedModule
 from sylvie_fx.engine import ProgramCache
 from sylvie_fx.ir.errors import CaptureError, PartitionError, SylvieError
@@ -241,6 +241,8 @@ def test_result_of_a_computation_with_gradients() -> None:
     (lambda h: h + torch.randn_like(h), "random"),
     (lambda h: h * float(h.max()), "values computed from features"),
     (lambda h: h.reshape(-1, 2), "shape"),
+    (lambda h: h.chunk(4)[0], "not the same for every number of nodes"),
+    (lambda h: h.split([2, h.size(0) - 2])[0], "split_with_sizes works along the dimension that is spread"),
 ])  # fmt: skip
 def test_models_that_can_not_be_exact_are_refused(line: Callable[[Tensor], Tensor], message: str) -> None:
     class Refused(Net):
@@ -259,7 +261,7 @@ def test_models_that_can_not_be_exact_are_refused(line: Callable[[Tensor], Tenso
 def ranks_differ(what: str) -> None:
     rank = int(os.environ["RANK"])
     torch.manual_seed(rank if what == "model" else 0)
-    model = sylvie_fx.distribute(Net(), timeout=20.0, bits=1 if what == "options" and rank else 32)
+    model = sylvie_fx.distribute(Net(), timeout=PATIENCE, bits=1 if what == "options" and rank else 32)
     x, edge_index, y, mask = data()
     if rank and what == "graph":
         edge_index[0, 0] = (edge_index[0, 0] + 1) % len(x)
@@ -289,7 +291,7 @@ def rank_is_killed() -> None:
 
 
 def train_then(net: nn.Module, act: Callable[[Any], Any]) -> None:
-    model = sylvie_fx.distribute(net, timeout=20.0)
+    model = sylvie_fx.distribute(net, timeout=PATIENCE)
     x, edge_index, y, mask = model.shard(*data(), partition="random")
     for step in range(4):
         if step == 2:
@@ -300,7 +302,7 @@ def train_then(net: nn.Module, act: Callable[[Any], Any]) -> None:
 
 
 def outcomes(fn: Callable[..., None], *args: Any) -> list[RankOutcome]:
-    return run_processes_unchecked(2, fn, *args, timeout=90.0)
+    return run_processes_unchecked(2, fn, *args)
 
 
 @pytest.mark.dist
@@ -310,7 +312,6 @@ def test_ranks_that_differ_find_out_in_shard(what: str) -> None:
         assert outcome.error is not None
         assert "CommError" in outcome.error
         assert f"different values of {what}" in outcome.error
-        assert outcome.seconds < 20
 
 
 @pytest.mark.dist
@@ -320,7 +321,6 @@ def test_a_rank_that_raises_ends_the_others() -> None:
     assert "ZeroDivisionError" in second.error or "no such layer" in second.error
     assert first.error is not None
     assert "rank 1" in first.error
-    assert first.seconds < 20
 
 
 @pytest.mark.dist
@@ -330,4 +330,3 @@ def test_a_killed_rank_ends_the_others() -> None:
     assert first.error is not None
     assert "CommError" in first.error
     assert "rank 1" in first.error
-    assert first.seconds < 25

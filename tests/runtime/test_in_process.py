@@ -74,8 +74,8 @@ def test_a_raising_rank_wakes_the_others_and_is_re_raised() -> None:
     before = threading.active_count()
     started = time.monotonic()
     with pytest.raises(ValueError, match="no such layer") as caught:
-        run_ranks(3, program, timeout=30)
-    assert time.monotonic() - started < 5
+        run_ranks(3, program, timeout=120)
+    assert time.monotonic() - started < 100  # not by their timeout
     assert caught.value.__notes__ == ["raised by rank 2 of 3"]
     assert len(woken) == 2
     assert all("rank 2 failed. ValueError: no such layer" in text and "before the layer" in text for text in woken)
