@@ -36,7 +36,7 @@ def _rows(width: int | None = None, *, loops: bool = False, gradient: bool = Fal
     return values.requires_grad_(gradient)
 
 
-def _case(
+def case(
     name: str,
     make: Callable[[], nn.Module],
     *more: Callable[[], Any],
@@ -49,7 +49,7 @@ def _case(
 
 
 def _loops(name: str, make: Callable[[], nn.Module], *more: Callable[[], Any], **rest: Any) -> Case:
-    return _case(name, make, *more, loops=True, **rest)
+    return case(name, make, *more, loops=True, **rest)
 
 
 def _relations() -> Tensor:
@@ -101,7 +101,7 @@ class _Positions(nn.Module):
 
 CASES = [
     _loops("GraphConv", lambda: dglnn.GraphConv(D, 5)),
-    _case("GraphConv zero in-degree", lambda: dglnn.GraphConv(D, 5, allow_zero_in_degree=True)),
+    case("GraphConv zero in-degree", lambda: dglnn.GraphConv(D, 5, allow_zero_in_degree=True)),
     _loops("GraphConv right", lambda: dglnn.GraphConv(D, 12, norm="right", activation=torch.tanh)),
     _loops(
         "GraphConv left, weights",
@@ -121,9 +121,7 @@ CASES = [
         lambda: dglnn.GATConv(D, 5, 2, feat_drop=0.2, attn_drop=0.3, residual=True, activation=torch.relu),
     ),
     _loops("GATConv attention", lambda: Named(dglnn.GATConv(D, 5, 2), get_attention=True)),
-    _case(
-        "GATConv zero in-degree, weights", lambda: dglnn.GATConv(D, 5, 2, allow_zero_in_degree=True), lambda: _rows()
-    ),
+    case("GATConv zero in-degree, weights", lambda: dglnn.GATConv(D, 5, 2, allow_zero_in_degree=True), lambda: _rows()),
     _loops("GATv2Conv", lambda: dglnn.GATv2Conv(D, 5, 2, feat_drop=0.2, attn_drop=0.3, residual=True)),
     _loops("GATv2Conv shared weights", lambda: dglnn.GATv2Conv(D, 5, 2, share_weights=True)),
     _loops("EGATConv", lambda: dglnn.EGATConv(D, 4, 5, 6, 2), lambda: _rows(4, loops=True)),
@@ -133,57 +131,57 @@ CASES = [
         lambda: _rows(4, loops=True, gradient=True),
     ),
     _loops("EdgeGATConv", lambda: dglnn.EdgeGATConv(D, 4, 5, 2, attn_drop=0.3), lambda: _rows(4, loops=True)),
-    _case("TAGConv", lambda: dglnn.TAGConv(D, 5, k=2)),
-    _case("TAGConv weights", lambda: dglnn.TAGConv(D, 5, k=2), lambda: _rows()),
-    _case("RelGraphConv", lambda: dglnn.RelGraphConv(D, 6, 3), _relations),
-    _case(
+    case("TAGConv", lambda: dglnn.TAGConv(D, 5, k=2)),
+    case("TAGConv weights", lambda: dglnn.TAGConv(D, 5, k=2), lambda: _rows()),
+    case("RelGraphConv", lambda: dglnn.RelGraphConv(D, 6, 3), _relations),
+    case(
         "RelGraphConv basis",
         lambda: dglnn.RelGraphConv(D, 6, 3, regularizer="basis", num_bases=2, layer_norm=True, dropout=0.2),
         _relations,
     ),
-    _case(
+    case(
         "RelGraphConv bdd",
         lambda: dglnn.RelGraphConv(D, 6, 3, regularizer="bdd", num_bases=2),
         _relations,
         lambda: _rows(1),
     ),
-    *[_case(f"SAGEConv {a}", lambda a=a: dglnn.SAGEConv(D, 5, a, feat_drop=0.2)) for a in ("mean", "gcn", "pool")],
-    _case(
+    *[case(f"SAGEConv {a}", lambda a=a: dglnn.SAGEConv(D, 5, a, feat_drop=0.2)) for a in ("mean", "gcn", "pool")],
+    case(
         "SAGEConv mean, weights, norm",
         lambda: dglnn.SAGEConv(D, 12, "mean", norm=lambda h: nn.functional.normalize(h), activation=torch.relu),
         lambda: _rows(),
     ),
-    _case("SAGEConv lstm", lambda: dglnn.SAGEConv(D, 5, "lstm"), refusal="a reduce function with lstm on its mailbox"),
+    case("SAGEConv lstm", lambda: dglnn.SAGEConv(D, 5, "lstm"), refusal="a reduce function with lstm on its mailbox"),
     _loops("SGConv", lambda: dglnn.SGConv(D, 5, k=2)),
     _loops("SGConv cached", lambda: dglnn.SGConv(D, 5, k=2, cached=True), steps=2),
-    _case("APPNPConv", lambda: _Then(dglnn.APPNPConv(3, 0.1))),
-    _case("APPNPConv dropout of edges", lambda: _Then(dglnn.APPNPConv(3, 0.1, edge_drop=0.4))),
-    *[_case(f"GINConv {a}", lambda a=a: dglnn.GINConv(mlp(D), a, learn_eps=True)) for a in ("sum", "mean", "max")],
-    _case("GINEConv", lambda: dglnn.GINEConv(mlp(D), learn_eps=True), lambda: _rows(D)),
-    _case("GatedGraphConv", lambda: dglnn.GatedGraphConv(D, 10, 2, 3), _relations),
-    _case("GatedGraphConv one type", lambda: dglnn.GatedGraphConv(D, 10, 2, 1)),
-    _case("GatedGCNConv", lambda: dglnn.GatedGCNConv(D, 4, 8, dropout=0.2), lambda: _rows(4)),
-    _case("GatedGCNConv learned", lambda: dglnn.GatedGCNConv(D, 4, 5, residual=False), lambda: _rows(4, gradient=True)),
+    case("APPNPConv", lambda: _Then(dglnn.APPNPConv(3, 0.1))),
+    case("APPNPConv dropout of edges", lambda: _Then(dglnn.APPNPConv(3, 0.1, edge_drop=0.4))),
+    *[case(f"GINConv {a}", lambda a=a: dglnn.GINConv(mlp(D), a, learn_eps=True)) for a in ("sum", "mean", "max")],
+    case("GINEConv", lambda: dglnn.GINEConv(mlp(D), learn_eps=True), lambda: _rows(D)),
+    case("GatedGraphConv", lambda: dglnn.GatedGraphConv(D, 10, 2, 3), _relations),
+    case("GatedGraphConv one type", lambda: dglnn.GatedGraphConv(D, 10, 2, 1)),
+    case("GatedGCNConv", lambda: dglnn.GatedGCNConv(D, 4, 8, dropout=0.2), lambda: _rows(4)),
+    case("GatedGCNConv learned", lambda: dglnn.GatedGCNConv(D, 4, 5, residual=False), lambda: _rows(4, gradient=True)),
     *[
         _loops(f"GMMConv {a}", lambda a=a: dglnn.GMMConv(D, 5, 2, 3, a, residual=True), lambda: _rows(2, loops=True))
         for a in ("sum", "mean", "max")
     ],
-    _case("ChebConv", lambda: dglnn.ChebConv(D, 5, 3)),
-    _case("ChebConv lambda given", lambda: Named(dglnn.ChebConv(D, 5, 3), lambda_max=[2.0])),
+    case("ChebConv", lambda: dglnn.ChebConv(D, 5, 3)),
+    case("ChebConv lambda given", lambda: Named(dglnn.ChebConv(D, 5, 3), lambda_max=[2.0])),
     _loops("AGNNConv", lambda: dglnn.AGNNConv()),
     *[
-        _case(f"NNConv {a}", lambda a=a: dglnn.NNConv(D, 5, mlp(4, D * 5), a, residual=True), lambda: _rows(4))
+        case(f"NNConv {a}", lambda a=a: dglnn.NNConv(D, 5, mlp(4, D * 5), a, residual=True), lambda: _rows(4))
         for a in ("sum", "mean", "max")
     ],
     _loops("EdgeConv", lambda: dglnn.EdgeConv(D, 5)),
     _loops("EdgeConv batch norm", lambda: dglnn.EdgeConv(D, 5, batch_norm=True)),
-    _case(
+    case(
         "AtomicConv",
         lambda: dglnn.AtomicConv(torch.tensor([12.0, 12.0]), torch.tensor([0.0, 2.0]), torch.tensor([4.0, 4.0])),
         lambda: _rows(1),
         x=lambda: types(9, NODES).view(-1, 1).double(),
     ),
-    _case(
+    case(
         "AtomicConv features to use",
         lambda: dglnn.AtomicConv(
             torch.tensor([12.0, 12.0]), torch.tensor([0.0, 2.0]), torch.tensor([4.0, 4.0]), torch.tensor([6.0, 8.0])
@@ -191,7 +189,7 @@ CASES = [
         lambda: _rows(1),
         x=lambda: types(9, NODES).view(-1, 1).double(),
     ),
-    _case("CFConv", lambda: dglnn.CFConv(D, 4, 6, 5), lambda: _rows(4)),
+    case("CFConv", lambda: dglnn.CFConv(D, 4, 6, 5), lambda: _rows(4)),
     _loops("DotGatConv", lambda: dglnn.DotGatConv(D, 5, 2)),
     _loops("DotGatConv attention", lambda: Named(dglnn.DotGatConv(D, 5, 2), get_attention=True)),
     _loops("TWIRLSConv", lambda: dglnn.TWIRLSConv(D, 4, 8, prop_step=3, dropout=0.2)),
@@ -206,13 +204,13 @@ CASES = [
         lambda: _WithX0(dglnn.GCN2Conv(D, 2, project_initial_features=False)),
         lambda: _rows(loops=True),
     ),
-    _case("HGTConv", lambda: dglnn.HGTConv(D, 3, 2, 2, 3, dropout=0.2), lambda: types(2, NODES), _relations),
-    _case("HGTConv norm", lambda: dglnn.HGTConv(D, 4, 2, 2, 3, use_norm=True), lambda: types(2, NODES), _relations),
+    case("HGTConv", lambda: dglnn.HGTConv(D, 3, 2, 2, 3, dropout=0.2), lambda: types(2, NODES), _relations),
+    case("HGTConv norm", lambda: dglnn.HGTConv(D, 4, 2, 2, 3, use_norm=True), lambda: types(2, NODES), _relations),
     _loops("GroupRevRes", lambda: _Then(dglnn.GroupRevRes(dglnn.GraphConv(4, 4), 2))),
-    _case("EGNNConv", lambda: _Positions(dglnn.EGNNConv(D, 8, 5))),
-    _case("EGNNConv edge features", lambda: _Positions(dglnn.EGNNConv(D, 8, 5, 4)), lambda: _rows(4)),
-    _case("PNAConv", lambda: dglnn.PNAConv(D, 8, ["mean", "max", "sum"], ["identity", "amplification"], 2.5)),
-    _case(
+    case("EGNNConv", lambda: _Positions(dglnn.EGNNConv(D, 8, 5))),
+    case("EGNNConv edge features", lambda: _Positions(dglnn.EGNNConv(D, 8, 5, 4)), lambda: _rows(4)),
+    case("PNAConv", lambda: dglnn.PNAConv(D, 8, ["mean", "max", "sum"], ["identity", "amplification"], 2.5)),
+    case(
         "PNAConv towers",
         lambda: dglnn.PNAConv(
             D,
@@ -234,7 +232,7 @@ CASES = [
         lambda: (dglnn.PNAConv(D, 8, ["moment3", "moment4", "moment5"], ["identity"], 2.5), (graph(), features())),
         tolerance=0.5,
     ),
-    _case(
+    case(
         "DGNConv",
         lambda: Named(
             dglnn.DGNConv(D, 8, ["dir1-av", "dir1-dx", "sum"], ["identity", "amplification"], 2.5), "eig_vec"

@@ -33,16 +33,19 @@ def cases() -> list[Case]:
     """All cases of the frameworks that are installed."""
     import cases_torch
     import cases_torch_rows  # noqa: F401  (adds its cases)
+    import cases_torch_sparse  # noqa: F401  (adds its cases)
 
     found: list[Case] = list(cases_torch.CASES)
     if importlib.util.find_spec("torch_geometric"):
         import cases_pyg
+        import cases_pyg_models
 
-        found += cases_pyg.CASES
+        found += cases_pyg.CASES + cases_pyg_models.CASES
     if importlib.util.find_spec("dgl"):
         import cases_dgl
+        import cases_dgl_models
 
-        found += cases_dgl.CASES
+        found += cases_dgl.CASES + cases_dgl_models.CASES
     return found
 
 
