@@ -47,6 +47,7 @@ class Network:
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(self.names)),
                 "LOCAL_RANK": "0",
+                "SYLVIE_FX_HOST": name,  # namespaces share the name of the machine
                 "LOCAL_WORLD_SIZE": str(len(self.names)),
                 "MASTER_ADDR": self.addresses[0],
                 "MASTER_PORT": "29500",

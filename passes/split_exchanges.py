@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,7 @@ from torch import Tensor, fx
 
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.placement import REPLICATED
-from sylvie_fx.ir.program import Program, is_tensor, meta, placement
+from sylvie_fx.ir.program import Program, is_tensor, meta, placement, shape
 from sylvie_fx.passes.base import Pass, PassContext
 from sylvie_fx.passes.build import Builder
 
@@ -53,6 +54,9 @@ class SplitExchanges(Pass):
                 site = ops.exchange_site(node)
                 assert site is not None
                 program.paces[site] = context.options.pace(program.mode, meta(node).module)
+                if context.options.policy is not None:
+                    columns = math.prod(int(s) for s in shape(node) if not s.free_symbols)
+                    program.near[site] = context.options.near(program.mode, meta(node).module, columns)
                 _split(node)
         return program
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sylvie_fx.ir.coding import EXACT, ExchangeCoding
-from sylvie_fx.ir.pace import Pace
+from sylvie_fx.ir.coding import EXACT, Coding
+from sylvie_fx.ir.pace import Tier
 from sylvie_fx.runtime.carrier import Carrier, ExactCarrier
 from sylvie_fx.runtime.channel import Channel, keys_arriving, keys_sent
 from sylvie_fx.runtime.direction import Direction
 from sylvie_fx.runtime.exchange import Link
 from sylvie_fx.runtime.lanes import Courier
+from sylvie_fx.runtime.tiers import Tiers, of_peers
 
 
 @dataclass(eq=False)
@@ -49,8 +51,8 @@ class Crossing:
     """
 
     link: Link
-    out: Direction
-    back: Direction
+    out: Direction | Tiers
+    back: Direction | Tiers
     places: Tensor
     passage: Passage | None = None
     age: tuple[int, int] = (0, 0)
@@ -59,45 +61,40 @@ class Crossing:
 
     @staticmethod
     def make(
-        link: Link,
-        own_ids: Tensor,
-        coding: ExchangeCoding,
-        label: str,
-        courier: Courier,
-        seed: int,
-        pace: Pace,
+        link: Link, own_ids: Tensor, tiers: Sequence[tuple[Tier, Sequence[bool]]], label: str, courier: Courier, seed: int,
         line: bool = False,
-    ) -> Crossing:
+    ) -> Crossing:  # fmt: skip
         """The crossing of a link.
 
         Args:
             link: The exchange.
             own_ids: int64: global numbers of this rank's rows.
-            coding: How rows travel.
+            tiers: How rows travel, and for each rank whether they travel so to it; every rank is in one tier.
             label: Names the exchange in errors.
             courier: Where the work runs.
             seed: Of the site.
-            pace: The ages that are never exceeded.
             line: Whether old rows are extrapolated.
         """
         plan, device = link.plan, own_ids.device
         rows = torch.cat(link.send_rows)
         sent = tuple(len(s) for s in link.send_rows)
-        everything, halo_ids = torch.arange(plan.halo, device=device), plan.halo_ids.to(device)
-        out: Carrier = ExactCarrier(rows, sent, plan.receive_counts, everything)
-        back: Carrier = ExactCarrier(everything, plan.receive_counts, sent, rows)
-        if coding.forward != EXACT:
-            keys, arriving = keys_sent(own_ids[rows], link.transport), keys_arriving(halo_ids, plan.receive_counts)
-            out = Channel(coding.forward, rows, keys, sent, plan.receive_counts, arriving, everything)
-        if coding.backward != EXACT:
-            keys, arriving = keys_sent(halo_ids, link.transport), keys_arriving(own_ids[rows], sent)
-            back = Channel(coding.backward, None, keys, plan.receive_counts, sent, arriving, rows)
-        return Crossing(
-            link,
-            Direction(out, link, f"{label} forward", courier, seed, pace.forward, line),
-            Direction(back, link, f"{label} backward", courier, seed + 1, pace.backward, line),
-            rows,
-        )
+        outs, backs = [], []
+        for number, (tier, peers) in enumerate(tiers):
+            leaving, send_counts = of_peers(sent, peers, device)
+            arriving, receive_counts = of_peers(plan.receive_counts, peers, device)
+            own = _carrier(tier.coding.forward, link, rows[leaving], own_ids[rows[leaving]], send_counts,
+                           plan.halo_ids.to(device)[arriving], receive_counts, torch.arange(len(arriving), device=device))  # fmt: skip
+            # All halo rows in their order need no index.
+            leaves = None if len(tiers) == 1 and tier.coding.backward != EXACT else arriving
+            halo = _carrier(tier.coding.backward, link, leaves, plan.halo_ids.to(device)[arriving], receive_counts,
+                            own_ids[rows[leaving]], send_counts, rows[leaving])  # fmt: skip
+            named = label if len(tiers) == 1 else f"{label} tier {number}"
+            outs.append((Direction(own, link, f"{named} forward", courier, seed, tier.pace.forward, line), arriving))
+            back = Direction(halo, link, f"{named} backward", courier, seed + 1, tier.pace.backward, line)
+            backs.append((back, leaving))
+        if len(tiers) == 1:
+            return Crossing(link, outs[0][0], backs[0][0], rows)
+        return Crossing(link, Tiers(outs, plan.halo), Tiers(backs, len(rows)), rows)
 
     def channels(self) -> tuple[Channel, Channel]:
         """The channels of both directions.
@@ -105,10 +102,24 @@ class Crossing:
         Raises:
             AssertionError: A direction is not coded.
         """
+        assert isinstance(self.out, Direction)
+        assert isinstance(self.back, Direction)
         out, back = self.out.carrier, self.back.carrier
         assert isinstance(out, Channel)
         assert isinstance(back, Channel)
         return out, back
+
+
+def _carrier(
+    coding: Coding, link: Link, rows: Tensor | None, ids: Tensor, send_counts: tuple[int, ...],
+    arriving_ids: Tensor, receive_counts: tuple[int, ...], places: Tensor,
+) -> Carrier:  # fmt: skip
+    """How rows with some global numbers leave, and how others arrive and are added at their places."""
+    if coding == EXACT:
+        assert rows is not None
+        return ExactCarrier(rows, send_counts, receive_counts, places)
+    keys, arriving = keys_sent(ids, link.transport), keys_arriving(arriving_ids, receive_counts)
+    return Channel(coding, rows, keys, send_counts, receive_counts, arriving, places)
 
 
 def _flat(rows: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from sylvie_fx.ir import ops
 from sylvie_fx.ir.coding import EXACT
 from sylvie_fx.ir.errors import SylvieError
 from sylvie_fx.ir.options import Options
+from sylvie_fx.ir.pace import Tier
 from sylvie_fx.ir.program import Program
 from sylvie_fx.kernels.dropout import keyed_dropout
 from sylvie_fx.runtime.adaptive import WidthController
@@ -29,6 +30,7 @@ from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link
 from sylvie_fx.runtime.gradients import Reduction, SyncFinish, SyncStart
 from sylvie_fx.runtime.kept import KeptValues, version
 from sylvie_fx.runtime.lanes import Courier
+from sylvie_fx.runtime.metered import MeteredTransport
 from sylvie_fx.runtime.recompute import Stretch
 from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.tracing import traced
@@ -150,12 +152,20 @@ class Machine:
             slot, site = int(node.args[1]), int(node.args[2])
             own_ids = self.bound.layouts[self.program.slots[slot].source].rows(self.bound.rank).to(device)
             crossings[site] = Crossing.make(
-                self.links[slot], own_ids, self.program.codings[site], f"{self._name} exchange {slot} site {site}",
-                self._courier, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF, self.program.paces[site], line=options.stale == "line",
+                self.links[slot], own_ids, self._tiers(site), f"{self._name} exchange {slot} site {site}",
+                self._courier, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF, line=options.stale == "line",
             )  # fmt: skip
             readers = [user.target for own in node.users if own.args[1] == 0 for user in own.users]
             crossings[site].alone = readers == [ops.spmm_inner]
         return crossings
+
+    def _tiers(self, site: int) -> list[tuple[Tier, list[bool]]]:
+        """How rows of a site travel to which ranks."""
+        far, everybody = Tier(self.program.codings[site], self.program.paces[site]), [True] * self.transport.size
+        if site not in self.program.near or not isinstance(self.transport, MeteredTransport):
+            return [(far, everybody)]
+        same = self.transport.same_host()
+        return [(self.program.near[site], same), (far, [not one for one in same])]
 
     def _controller(self, options: Options) -> WidthController | None:
         """The controller of adaptive widths, where any exchange has them."""

@@ -51,6 +51,8 @@ class MeteredTransport:
     def __init__(self, inner: Transport) -> None:
         self.inner, self.meter, self.counters = inner, Meter(), Counters()
         self.rank, self.size, self.timeout, self.threaded = inner.rank, inner.size, inner.timeout, inner.threaded
+        self.host = inner.host
+        self._hosts: list[str] | None = None
         self.recorder = Recorder(inner.rank)
         self.marks: list[StepCounters] = []
         self._lock, self._base = threading.Lock(), inner.bytes_sent
@@ -108,6 +110,12 @@ class MeteredTransport:
         start = time.perf_counter()
         self.inner.barrier(label)
         self._reduced(label, start)
+
+    def same_host(self) -> list[bool]:
+        """Whether each rank runs on the host of this one; asked once, by all ranks together."""
+        if self._hosts is None:
+            self._hosts = self.all_gather_object(self.host, "hosts")
+        return [host == self.host for host in self._hosts]
 
     def next_number(self) -> int:
         """See Transport.next_number."""

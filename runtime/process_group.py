@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
 import threading
 import time
 import zlib
@@ -55,6 +56,7 @@ class ProcessGroupTransport(Collectives):
         if self._group is None or dist.get_rank(self._group) < 0:
             raise CommError("this process is not a member of the process group")
         self.rank, self.size, self.timeout = dist.get_rank(self._group), dist.get_world_size(self._group), timeout
+        self.host = os.environ.get("SYLVIE_FX_HOST") or socket.gethostname()
         self.threaded = self.size > 1 and spare_core()
         self.bytes_sent = self.messages_sent = 0
         self._name = str(self._group.group_name)

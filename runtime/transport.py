@@ -41,12 +41,14 @@ class Transport(Protocol):
         rank: This rank, 0 to size - 1.
         size: Number of ranks.
         timeout: Seconds that a wait lasts at most.
+        host: Names the machine that this rank runs on.
         threaded: Whether there is a wire that threads of a machine can wait for while it computes.
     """
 
     rank: int
     size: int
     timeout: float
+    host: str
     threaded: bool
 
     @property

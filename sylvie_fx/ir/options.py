@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from sylvie_fx.ir.coding import EXACT, ROW_HEADER_BYTES, Coding, ExchangeCoding
 from sylvie_fx.ir.errors import OptionError
-from sylvie_fx.ir.pace import SYNCHRONOUS, Pace
+from sylvie_fx.ir.pace import SYNCHRONOUS, Pace, Tier
 
 BITS = (1, 2, 4, 8, 16, 32)
 STALE = ("average", "last", "line")
@@ -54,6 +54,9 @@ class Options:
             Adaptor with a fixed period); 0 for never.
         recompute: Compute what lies between aggregations, these included, again in the backward pass instead of keeping
             it: less memory, above all for attention, whose edge values are not kept, for about a third more time.
+        policy: Links of two kinds: ``{"intra_host": {"bits": 16, "staleness": 0}, "inter_host": {"bits": 1, "staleness": 1}}``.
+            What a kind leaves out is as given for all. The minimum cut counts the bytes between hosts; partial sums and moved
+            rows travel to everybody as between hosts.
         seed: Seed of dropout masks and of random rounding; the same on every rank.
         timeout: Seconds that a rank waits for a peer before it raises CommError.
 
@@ -75,12 +78,18 @@ class Options:
     warm_up: int = 5
     refresh_every: int = 0
     recompute: bool = False
+    policy: Any = None
     seed: int = 0
     timeout: float = 300.0
     _rules: Mapping[str, tuple[tuple[str, int, int], ...]] = field(default_factory=dict, repr=False, compare=False)
+    _near: Options | None = field(default=None, repr=False, compare=False)
     _bounds: tuple[tuple[str, int, int], ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.policy is not None:
+            object.__setattr__(self, "_near", replace(self, policy=None, **_kind(self.policy, "intra_host")))
+            for name, value in _kind(self.policy, "inter_host").items():
+                object.__setattr__(self, name, value)
         rules = {
             mode: tuple(_rules(name, value, _check_bits, 32))
             for mode, name, value in (("train", "bits", self.bits), ("eval", "eval_bits", self.eval_bits))
@@ -141,6 +150,11 @@ class Options:
             return Pace(1, 1, auto=True)
         return Pace(*_longest(self._bounds, module))
 
+    def near(self, mode: str, module: str, columns: int) -> Tier:
+        """As :meth:`coding` and :meth:`pace`, to ranks of the same host; ``policy`` is given."""
+        assert self._near is not None
+        return Tier(self._near.coding(mode, module, columns), self._near.pace(mode, module))
+
     def at_width(self, bits: int, backward: bool) -> Coding:
         """The coding of one direction at another width."""
         return self._backward(bits) if backward else self._forward(bits)
@@ -169,6 +183,17 @@ def widened(bits: int, columns: int) -> int:
     """
     fitting = (b for b in (8, 4, 2) if b > bits and columns * b <= 8 * ROW_HEADER_BYTES)
     return next(fitting, bits)
+
+
+def _kind(policy: Any, name: str) -> dict[str, Any]:
+    """The options of one kind of link."""
+    known = ("intra_host", "inter_host")
+    if not isinstance(policy, Mapping) or set(policy) - set(known):
+        raise OptionError(f"policy={policy!r}", remedy=f"give a mapping with {' and '.join(known)}")
+    given = policy.get(name, {})
+    if not isinstance(given, Mapping) or set(given) - {"bits", "staleness"} or "auto" in given.values():
+        raise OptionError(f"policy[{name!r}]={given!r}", remedy="give bits and staleness, as numbers")
+    return dict(given)
 
 
 def _longest(rules: Sequence[tuple[str, int, int]], module: str) -> tuple[int, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sylvie_fx.ir.coding import ExchangeCoding
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -32,3 +34,19 @@ class Pace:
 
 
 SYNCHRONOUS = Pace()
+
+
+@dataclass(frozen=True)
+class Tier:
+    """How rows travel to the peers of one kind, where a policy tells kinds of links apart.
+
+    Attributes:
+        coding: How rows are coded.
+        pace: How old they may be.
+    """
+
+    coding: ExchangeCoding
+    pace: Pace
+
+    def __str__(self) -> str:
+        return f"{self.coding}, staleness {self.pace}"

@@ -31,6 +31,9 @@ def program_text(program: Program) -> str:
     if any(not pace.synchronous for pace in program.paces.values()):
         lines.append("staleness (forward / backward):")
         lines += [f"  site {site}: {pace}" for site, pace in program.paces.items()]
+    if program.near:
+        lines.append("to ranks of the same host:")
+        lines += [f"  site {site}: {tier}" for site, tier in program.near.items()]
     if program.slots:
         lines.append("exchanges:")
         lines += [f"  {s}" for s in program.slots]

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from sylvie_fx.ir.coding import ExchangeCoding
-from sylvie_fx.ir.pace import Pace
+from sylvie_fx.ir.pace import Pace, Tier
 from sylvie_fx.ir.placement import NODES, REPLICATED, Component, Layout, Placement, Rows
 from sylvie_fx.ir.rules import expression, shape_of
 from sylvie_fx.ir.source import user_line
@@ -133,6 +133,7 @@ class Program:
         numbers: Main placeholder name to the prologue output that holds a global number.
         row_ids: Main placeholder name to ``(component, space)``: the global indices of this rank's rows.
         codings: Exchange site to how its rows travel (quantize).
+        near: Exchange site to how its rows travel to ranks of the same host, where a policy says that apart.
         paces: Exchange site to how old its rows may be (split-exchanges); sites that are not in it are synchronous.
     """
 
@@ -149,6 +150,7 @@ class Program:
     row_ids: dict[str, tuple[int, str]] = field(default_factory=dict)
     codings: dict[int, ExchangeCoding] = field(default_factory=dict)
     paces: dict[int, Pace] = field(default_factory=dict)
+    near: dict[int, Tier] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:
@@ -210,7 +212,7 @@ class Program:
             _copy_module(self.prologue) if self.prologue is not None else None,
             copy.copy(self.components), copy.copy(self.slots), dict(self.localized),
             dict(self.counts), dict(self.numbers),
-            dict(self.row_ids), dict(self.codings), dict(self.paces),
+            dict(self.row_ids), dict(self.codings), dict(self.paces), dict(self.near),
         )  # fmt: skip
 
     def __str__(self) -> str:
