@@ -1,13 +1,17 @@
 """An epoch on one process beside unmodified PyG and DGL: forward, backward and a step of Adam, one thread.
 
     python benchmarks/local.py [--full] [--shape power grid hub] [--models GCN GAT …] [--nodes 20000] [--edges 400000]
-                               [--hidden 64] [--rounds 3] [--json FILE]
+                               [--hidden 64] [--rounds 3] [--scale 1 4 16] [--processes 2] [--clock wall] [--json FILE]
 
 Every way runs once a round in turn, so that a disturbance of the machine strikes all of them; figures are medians over
 the rounds, with the spread (largest less smallest) in brackets, and ratios are medians of the rounds' ratios. The first
 round, which captures and compiles, is left out. ``ours/PyG`` is the PyG model distributed over one process, ``ours/DGL``
 the DGL model. ``--full`` is 50k nodes and 1.5M edges. Shapes: a power law, a grid, and a random graph with a hub that
 every hundredth edge starts or ends in.
+
+Times are of the processor, so that other programs on the machine disturb little (``--clock wall`` for the clock on the
+wall). With ``--processes``, ``speed-up`` is one process's time over that of the slowest of so many processes, which
+have METIS parts, and which wait for one another without using the processor: as with a core each and an unlimited link.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ import argparse
 import copy
 import json
 import math
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -100,9 +106,7 @@ def dgl_model(name: str, hidden: int) -> nn.Module:
     if name == "APPNP":
         return Layers(nn.Linear(FEATURES, CLASSES), dgl.APPNPConv(STEPS, 0.1), True)
     kind = dgl.GATConv if name == "GAT" else dgl.GATv2Conv
-    return Layers(
-        kind(FEATURES, hidden // HEADS, HEADS, attn_drop=0.5), kind(hidden, CLASSES, 1, attn_drop=0.5), True
-    )
+    return Layers(kind(FEATURES, hidden // HEADS, HEADS, attn_drop=0.5), kind(hidden, CLASSES, 1, attn_drop=0.5), True)
 
 
 def make_graph(shape: str, nodes: int, edges: int) -> Tensor:
@@ -166,13 +170,16 @@ def ways_of(name: str, index: Tensor, nodes: int, hidden: int) -> dict[str, Way]
     return ways
 
 
-def measure(ways: dict[str, Way], rounds: int, seconds: float) -> dict[str, list[float]]:
+CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter}
+
+
+def measure(ways: dict[str, Way], rounds: int, seconds: float, clock: Callable[[], float]) -> dict[str, list[float]]:
     """Seconds of each way in each round; fewer rounds where they take long."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     begin = time.perf_counter()
     for number in range(rounds + 1):
         for name, way in list(ways.items()):
-            start = time.perf_counter()
+            start = clock()
             try:
                 way()
             except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
@@ -180,13 +187,45 @@ def measure(ways: dict[str, Way], rounds: int, seconds: float) -> dict[str, list
                 del ways[name], times[name]
                 continue
             if number:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
         if number and time.perf_counter() - begin > seconds:
             break
     return times
 
 
 RATIOS = (("PyG", "ours/PyG"), ("PyG CSR", "ours/PyG"), ("DGL", "ours/PyG"), ("DGL", "ours/DGL"))
+
+
+def parallel(options: argparse.Namespace, name: str, shape: str) -> list[float]:
+    """Seconds of the slowest of several processes in each round."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.processes}"]
+    command += [str(Path(__file__).resolve()), "--worker", name, "--shape", shape]
+    for option in ("nodes", "edges", "hidden", "rounds", "threads", "clock"):
+        command += [f"--{option}", str(getattr(options, option))]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    found = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not found:
+        raise RuntimeError(f"{name} on {options.processes} processes failed:\n{done.stderr[-3000:]}")
+    return list(json.loads(found[0]))
+
+
+def worker(options: argparse.Namespace) -> None:
+    """One of several processes: the PyG model on this rank's part."""
+    index, nodes = make_graph(options.shape[0], options.nodes, options.edges), nodes_of(options.shape[0], options.nodes)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(nodes, FEATURES, generator=generator), torch.randint(CLASSES, (nodes,), generator=generator)
+    torch.manual_seed(0)
+    net = sylvie_fx.distribute(pyg_model(options.worker, options.hidden), bits=32)
+    x, index, y = net.shard(x, index, y)
+    times = measure({"ours": epoch(net, (x, index), y)}, options.rounds, math.inf, CLOCKS[options.clock])["ours"]
+    slowest = net.transport.all_reduce(torch.tensor(times, dtype=torch.float64), "times", "max")
+    if net.transport.rank == 0:
+        print("RESULT " + json.dumps(slowest.tolist()), flush=True)
+
+
+def nodes_of(shape: str, nodes: int) -> int:
+    return math.isqrt(nodes) ** 2 if shape == "grid" else nodes
 
 
 def ratio(times: dict[str, list[float]], other: str, ours: str) -> float | None:
@@ -203,6 +242,8 @@ def row(model: str, shape: str, times: dict[str, list[float]]) -> str:
     for pair in RATIOS:
         found = ratio(times, *pair)
         cells.append("-" if found is None else f"{found:.2f}")
+    if "parallel" in times:
+        cells.append(f"{statistics.median(times['ours/PyG']) / statistics.median(times['parallel']):.2f}")
     return f"| {model} | {shape} | " + " | ".join(cells) + " |"
 
 
@@ -218,24 +259,40 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=NAMES, default=list(NAMES))
     parser.add_argument("--skip", nargs="*", default=[], help="ways that are not run, such as PyG")
     parser.add_argument("--full", action="store_true", help="50k nodes, 1.5M edges")
+    parser.add_argument(
+        "--scale", nargs="*", type=int, default=[1], help="times so many nodes and edges, one after the other"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="so many processes beside one")
+    parser.add_argument("--clock", choices=CLOCKS, default="cpu")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", choices=NAMES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.full:
         options.nodes, options.edges, options.seconds = 50_000, 1_500_000, 120.0
     torch.set_num_threads(options.threads)
+    if options.worker:
+        worker(options)
+        return
     records = []
-    print(f"{options.nodes} nodes, {options.edges} edges, {options.hidden} hidden, {options.threads} thread(s), ms an epoch (spread)")
-    print("| model | graph | PyG | PyG CSR | DGL | ours/PyG | ours/DGL | PyG : ours | CSR : ours | DGL : ours/PyG | DGL : ours/DGL |")
-    print("| --- | --- " + "| ---: " * 9 + "|")
-    for shape in options.shape:
-        index = make_graph(shape, options.nodes, options.edges)
-        nodes = math.isqrt(options.nodes) ** 2 if shape == "grid" else options.nodes
-        for name in options.models:
-            torch.manual_seed(0)
-            ways = {k: w for k, w in ways_of(name, index, nodes, options.hidden).items() if k not in options.skip}
-            times = measure(ways, options.rounds, options.seconds)
-            records.append({"model": name, "graph": shape, "seconds": times})
-            print(row(name, shape, times), flush=True)
+    base = options.nodes, options.edges
+    for scale in options.scale:
+        options.nodes, options.edges = scale * base[0], scale * base[1]
+        print(f"{options.nodes} nodes, {options.edges} edges, {options.hidden} hidden, {options.threads} thread(s), "
+              f"{options.clock} ms an epoch (spread)\n")  # fmt: skip
+        more = " speed-up |" if options.processes > 1 else ""
+        print("| model | graph | PyG | PyG CSR | DGL | ours/PyG | ours/DGL | PyG : ours | CSR : ours | DGL : ours/PyG "
+              f"| DGL : ours/DGL |{more}")  # fmt: skip
+        print("| --- | --- " + "| ---: " * (10 if more else 9) + "|")
+        for shape in options.shape:
+            index, nodes = make_graph(shape, options.nodes, options.edges), nodes_of(shape, options.nodes)
+            for name in options.models:
+                torch.manual_seed(0)
+                ways = {k: w for k, w in ways_of(name, index, nodes, options.hidden).items() if k not in options.skip}
+                times = measure(ways, options.rounds, options.seconds, CLOCKS[options.clock])
+                if options.processes > 1:
+                    times["parallel"] = parallel(options, name, shape)
+                records.append({"model": name, "graph": shape, "scale": scale, "seconds": times})
+                print(row(name, shape, times), flush=True)
     if options.json:
         options.json.write_text(json.dumps({"options": vars(options) | {"json": None}, "records": records}, indent=1))
 
