@@ -102,7 +102,7 @@ class _Wrapper(nn.Module):
         self.environments: Callable[[], list[Any]] = lambda: environments
         self.guarded: Callable[[], dict[Any, Place]] = lambda: guarded
         self.numbers: Callable[[], list[bool]] = lambda: numbers
-        self._calls = [0]
+        self._calls, self._conditions = [0], [0]
 
     def _after(self, frames: list[FrameType]) -> None:
         """Stop a loop without end; remember which of the model's lines made torch rely on something about sizes."""
@@ -114,16 +114,18 @@ class _Wrapper(nn.Module):
                 why="it loops over nodes or edges, and each round becomes part of the program",
                 remedy="replace the loop by tensor operations over all rows",
             )  # fmt: skip
-        guarded = self.guarded()
-        fresh = [c for sizes in self.environments()[-1:] for c, _ in conditions(sizes) if c not in guarded]
-        if fresh:
-            guarded.update(dict.fromkeys(fresh, place_of(frames, self.model)))
+        for sizes in self.environments()[-1:]:
+            known, seen = conditions(sizes), self._conditions[0]
+            self._conditions[0] = len(known)
+            if len(known) != seen:  # nothing is compared after each of many calls
+                guarded, place = self.guarded(), place_of(frames, self.model)
+                guarded.update({c: place for c, _ in known if c not in guarded})
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         every: list[Any] = [s for t in tensors for s in t.shape]
         self.guarded().clear()
         self.numbers().clear()
-        self._calls[0] = 0
+        self._calls[0] = self._conditions[0] = 0
         for size in (s for s in every if isinstance(s, torch.SymInt)):
             self.environments().append(size.node.shape_env)
             break
