@@ -55,6 +55,7 @@ def call_reduce_function(
     mailbox = {name: Mailbox(value, index, at_least_one) for name, value in messages.items()}
     nodes = graph.nodes() if orig_nid is None else orig_nid
     batch = dgl.udf.NodeBatch(graph, nodes, graph.ntypes[0], graph._node_frames[0], msgs=mailbox)
+    batch.batch_size = functools.partial(_no_size_of_bucket, func)
     results = {}
     for name, value in _checked(func, func(batch)).items():
         if not isinstance(value, Tensor):
@@ -66,6 +67,15 @@ def call_reduce_function(
             )
         results[name] = value if is_reduced(value) else _zero_where_none_arrives(value, degrees)
     return results
+
+
+def _no_size_of_bucket(func: Callable[[Any], Any]) -> int:
+    raise refusal(
+        "batch_size() in a reduce function",
+        "DGL calls the function once for the nodes of each in-degree, and the captured program once for all nodes",
+        where=location(func),
+        remedy="leave that dimension to torch (-1 in a view), and reduce over dimension 1 of the mailbox",
+    )
 
 
 def _zero_where_none_arrives(value: Tensor, degrees: Tensor) -> Tensor:

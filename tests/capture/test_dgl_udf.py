@@ -88,7 +88,7 @@ def _first(values: Tensor, positions: object) -> Tensor:
 
 
 def _count(nodes: Any) -> Tensor:
-    return torch.ones(nodes.batch_size(), 2)
+    return torch.ones_like(nodes.data["h"][:, :2])
 
 
 @pytest.mark.parametrize("name", REDUCERS)
@@ -112,6 +112,7 @@ def test_reduce_function(name: str) -> None:
         (lambda nodes: {"h": nodes.mailbox["m"].view(-1, 4).sum(1)}, "a new shape of the mailbox"),
         (lambda nodes: {"h": nodes.data["h"]} if nodes.mailbox["m"].size(1) > 2 else {}, "the number of messages"),
         (lambda nodes: {"h": torch.max(nodes.mailbox["m"], dim=1)[1].float()}, "the position of a maximum"),
+        (lambda nodes: {"h": nodes.mailbox["m"].sum(1) / nodes.batch_size()}, "batch_size() in a reduce function"),
         (lambda nodes: {"h": torch.einsum("ndf->nf", nodes.mailbox["m"])}, "einsum on its mailbox"),
     ],
 )
