@@ -66,8 +66,8 @@ def test_one_all_reduce_for_all_gradients() -> None:
 
     def rank(transport: object) -> list[str]:
         labels: list[str] = []
-        plain = transport.all_reduce
-        transport.all_reduce = lambda t, label, op="sum": labels.append(label) or plain(t, label, op)
+        plain = transport.start_all_reduce
+        transport.start_all_reduce = lambda t, label, op="sum": labels.append(label) or plain(t, label, op)
         own = copy.deepcopy(model)
         net = sylvie_fx.DistributedModule(own, sylvie_fx.Options(), ONE_BUCKET, transport, cache)
         net(*net.shard(x, edges)).sum().backward()
