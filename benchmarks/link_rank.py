@@ -83,6 +83,7 @@ class NoWire:
         self.inner, self.silent, self.cleared_s = inner, False, 0.0
         self.rank, self.size, self.timeout = inner.rank, inner.size, inner.timeout
         self.threaded = False  # there is nothing to hide
+        self.host = inner.host
 
     bytes_sent = property(lambda self: self.inner.bytes_sent)
     messages_sent = property(lambda self: self.inner.messages_sent)
