@@ -159,7 +159,14 @@ def _limit(name: str, interface: str, rate: str) -> None:
     )
 
 
+#: What ip and tc say where the kernel or the user's rights are too little.
+_REFUSALS = ("not permitted", "not supported", "Unknown device type", "kind is unknown", "Permission denied")
+
+
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise NoNetwork(f"`{' '.join(command)}` is refused on this machine: {done.stderr.strip() or done.returncode}")
+        said = done.stderr.strip()
+        text = f"`{' '.join(command)}` failed: {said or done.returncode}"
+        # Any other failure is a fault of the command, which nobody should take for a machine that can not do it.
+        raise NoNetwork(text) if any(words in said for words in _REFUSALS) else RuntimeError(text)

@@ -39,7 +39,7 @@ class Adaptor:
 
     Args:
         crossings: By site.
-        paces: The bounds, by site.
+        paces: By site, which of them adapt.
         options: The options of distribute().
         transport: For what ranks have measured; the largest counts.
         recorder: Takes decisions as events.
@@ -58,9 +58,10 @@ class Adaptor:
         recorder: Recorder | None = None,
     ) -> None:
         self.options, self._transport, self._recorder = options, transport, recorder or Recorder()
-        self._stale = {s: (c, paces[s]) for s, c in sorted(crossings.items()) if not paces[s].synchronous}
+        # A crossing's bound is that of the links of either kind which allow the oldest rows.
+        self._stale = {s: (c, paces[s].auto) for s, c in sorted(crossings.items()) if c.out.bound or c.back.bound}
         self._smooth = options.smoothing if options.stale == "average" else None
-        self._auto = {site: entry for site, entry in self._stale.items() if entry[1].auto}
+        self._auto = {site: entry for site, entry in self._stale.items() if entry[1]}
         self._chosen = dict.fromkeys(self._auto, (0, 0))
         self._worth: dict[tuple[int, int], bool] = {}
         self._began: float | None = None
@@ -80,8 +81,8 @@ class Adaptor:
         self._set(fresh=self._is_fresh(step))
 
     def _set(self, *, fresh: bool) -> None:
-        for site, (crossing, pace) in self._stale.items():
-            age = self._chosen[site] if pace.auto else (pace.forward, pace.backward)
+        for site, (crossing, auto) in self._stale.items():
+            age = self._chosen[site] if auto else (crossing.out.bound, crossing.back.bound)
             crossing.age = (0, 0) if fresh else age
             # A weight of nothing lets an average begin anew at the rows as they are.
             crossing.smooth = (self._weight(crossing.age[0]), self._weight(crossing.age[1]))

@@ -34,7 +34,6 @@ from sylvie_fx.runtime.metered import MeteredTransport
 from sylvie_fx.runtime.recompute import Stretch
 from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.tracing import traced
-from sylvie_fx.runtime.transport import Transport
 
 _LIVE: weakref.WeakSet[Machine] = weakref.WeakSet()
 
@@ -63,7 +62,7 @@ class Machine:
         self,
         program: Program,
         bound: Bound,
-        transport: Transport,
+        transport: MeteredTransport,
         device: torch.device,
         options: Options,
         root: nn.Module | None = None,
@@ -81,7 +80,7 @@ class Machine:
         }  # fmt: skip
         self._courier = Courier(
             self._name, transport.timeout, threaded=transport.threaded and device.type == "cpu",
-            counters=getattr(transport, "counters", None), recorder=self.recorder,
+            counters=transport.counters, recorder=self.recorder,
         )  # fmt: skip
         self._sites = self._make_sites(device)
         self._crossings = self._make_crossings(device, options)
@@ -162,7 +161,7 @@ class Machine:
     def _tiers(self, site: int) -> list[tuple[Tier, list[bool]]]:
         """How rows of a site travel to which ranks."""
         far, everybody = Tier(self.program.codings[site], self.program.paces[site]), [True] * self.transport.size
-        if site not in self.program.near or not isinstance(self.transport, MeteredTransport):
+        if site not in self.program.near:
             return [(far, everybody)]
         same = self.transport.same_host()
         return [(self.program.near[site], same), (far, [not one for one in same])]

@@ -19,7 +19,7 @@ from sylvie_fx.capture.export import Call, Captured, capture, plain_call
 from sylvie_fx.capture.inputs import FlatCall
 from sylvie_fx.debug import DebugOptions
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
-from sylvie_fx.ir.errors import BranchError
+from sylvie_fx.ir.errors import BranchError, OptionError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.placement import Rows
 from sylvie_fx.ir.program import Input, Program, meta
@@ -123,6 +123,12 @@ class Engine:
         cache: ProgramCache | None = None,
         debug: DebugOptions | None = None,
     ) -> None:
+        if (options.staleness or options.policy is not None) and "split-exchanges" not in passes.names:
+            raise OptionError(
+                f"staleness={options.staleness!r}, policy={options.policy!r} with a pipeline without split-exchanges",
+                why="only an exchange in two halves can be late",
+                remedy="keep the pass, or leave these options out",
+            )
         self.transport, self.options, self.passes = transport, options, passes
         self.debug = debug or DebugOptions()
         self.cache = cache or ProgramCache()

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sylvie_fx.kernels import aggregate_cpu, cpu, dropout
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,9 +39,23 @@ def corner_rows() -> Callable[[int], torch.Tensor]:
 
 
 @pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """The C++ kernels: without a compiler the test is skipped; with one, kernels that are missing are a failure."""
+    libraries = {"codec": cpu, "aggregate": aggregate_cpu, "dropout": dropout}
+    missing = [name for name, module in libraries.items() if module.library() is None]
+    if missing and _compiler() is None:
+        pytest.skip(f"no C++ compiler, and so no compiled kernels: {', '.join(missing)}")
+    assert not missing, f"{_compiler()} is here, and yet {', '.join(missing)} is not built: see what pip install printed"
+
+
+def _compiler() -> str | None:
+    return shutil.which("g++") or shutil.which("clang++")
+
+
+@pytest.fixture(scope="session")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], ctypes.CDLL]:
     """A function from bits to kernels/cuda/codec.cu with its warps emulated on the host."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
+    compiler = _compiler()
     if compiler is None:
         pytest.skip("no C++ compiler to emulate a warp with")
     folder = tmp_path_factory.mktemp("emulation")

@@ -16,7 +16,7 @@ from sylvie_fx.kernels import aggregate_reference as reference
 from sylvie_fx.kernels.aggregate import EdgeLayout, attention, segment_softmax, spmm
 from sylvie_fx.kernels.aggregate_backend import backend_for, kernel_name
 
-compiled = pytest.mark.skipif(not cpu.available(), reason="the aggregation kernels are not compiled (no C++ compiler)")
+compiled = pytest.mark.usefixtures("compiled_kernels")
 
 WIDTHS = [
     (1, 1),

@@ -10,13 +10,11 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from sylvie_fx.ir.errors import KernelError
-from sylvie_fx.kernels import aggregate_backend, aggregate_cpu, aggregate_reference
+from sylvie_fx.kernels import aggregate_backend, aggregate_reference
 from sylvie_fx.kernels.aggregate import EdgeLayout, Reduce, spmm
 from sylvie_fx.kernels.aggregate_split import SplitLayout, spmm_halo, spmm_inner
 
-compiled = pytest.mark.skipif(
-    not aggregate_cpu.available(), reason="the aggregation kernels are not compiled (no C++ compiler)"
-)
+compiled = pytest.mark.usefixtures("compiled_kernels")
 REDUCTIONS: tuple[Reduce, ...] = ("sum", "mean", "max", "min")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 OWN, HALO, DESTINATIONS = 9, 6, 11

@@ -17,7 +17,7 @@ from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.hashing import stream_word
 from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
 
-pytestmark = pytest.mark.skipif(not cpu.available(), reason="the CPU codec is not compiled (no C++ compiler)")
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 STREAM = stream_word(3, 7)
 STATES = [

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from sylvie_fx.ir import ops
 from sylvie_fx.kernels import dropout
 
-compiled = pytest.mark.skipif(dropout.library() is None, reason="the dropout is not compiled (no C++ compiler)")
+compiled = pytest.mark.usefixtures("compiled_kernels")
 
 
 @compiled

@@ -14,7 +14,7 @@ from sylvie_fx.kernels import aggregate_reference as reference
 from sylvie_fx.kernels.aggregate import EdgeLayout
 from sylvie_fx.kernels.edge_scores import edge_scores
 
-compiled = pytest.mark.skipif(not cpu.available(), reason="the aggregation kernels are not compiled (no C++ compiler)")
+compiled = pytest.mark.usefixtures("compiled_kernels")
 WIDTHS = [(1, 1), (1, 7), (4, 16), (4, 8), (3, 5), (2, 150), (8, 1), (1, 16), (6, 32), (0, 3), (2, 0)]
 
 

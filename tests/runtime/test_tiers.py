@@ -92,3 +92,21 @@ def test_one_host_has_no_other_kind() -> None:
 def test_policies_that_mean_nothing(policy: Any) -> None:
     with pytest.raises(OptionError):
         sylvie_fx.Options(policy=policy)
+
+
+def test_ranks_of_one_host_alone_may_be_late() -> None:
+    policy = {"intra_host": {"staleness": 1}, "inter_host": {"staleness": 0}}
+    (first, *_), _, (third, *_) = on_hosts([1.0, 2.0, 3.0], False, policy=policy)
+    assert first.tolist() == pytest.approx([110.0, 10 * 1 + 100 * 2, 10 * 2 + 100 * 3])
+    assert third.tolist() == pytest.approx([11.0, 22.0, 33.0])
+
+
+def test_adaptive_bits_have_no_kinds_of_links() -> None:
+    with pytest.raises(OptionError, match='a policy together with bits="auto"'):
+        sylvie_fx.Options(bits="auto", policy={"intra_host": {"staleness": 0}})
+
+
+@pytest.mark.parametrize("options", [{"staleness": 1}, {"policy": {"inter_host": {"bits": 1}}}])
+def test_a_pipeline_that_can_not_be_late_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="a pipeline without split-exchanges"):
+        sylvie_fx.distribute(Sum(), passes=sylvie_fx.default_passes().without("split-exchanges"), **options)
