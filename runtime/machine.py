@@ -13,25 +13,22 @@ import torch
 from torch import Tensor, fx, nn
 
 from sylvie_fx.ir import ops
-from sylvie_fx.ir.coding import EXACT
 from sylvie_fx.ir.errors import SylvieError
 from sylvie_fx.ir.options import Options
-from sylvie_fx.ir.pace import Tier
 from sylvie_fx.ir.program import Program
 from sylvie_fx.kernels.dropout import keyed_dropout
-from sylvie_fx.runtime.adaptive import WidthController
 from sylvie_fx.runtime.adaptor import Adaptor
 from sylvie_fx.runtime.aggregation import Aggregations
 from sylvie_fx.runtime.bind import Bound
-from sylvie_fx.runtime.channel import Channel
-from sylvie_fx.runtime.coded_exchange import CodedHaloExchange, CodedHaloReduce, CodedLink
-from sylvie_fx.runtime.crossing import Crossing, HaloStart, HaloWait
+from sylvie_fx.runtime.coded_exchange import CodedHaloExchange, CodedHaloReduce
+from sylvie_fx.runtime.crossing import HaloStart, HaloWait
 from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients, apply
 from sylvie_fx.runtime.gradients import Reduction, SyncFinish, SyncStart
 from sylvie_fx.runtime.kept import KeptValues, version
 from sylvie_fx.runtime.lanes import Courier
 from sylvie_fx.runtime.metered import MeteredTransport
 from sylvie_fx.runtime.recompute import Stretch
+from sylvie_fx.runtime.sites import Exchanges
 from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.tracing import traced
 
@@ -82,10 +79,11 @@ class Machine:
             self._name, transport.timeout, threaded=transport.threaded and device.type == "cpu",
             counters=transport.counters, recorder=self.recorder,
         )  # fmt: skip
-        self._sites = self._make_sites(device)
-        self._crossings = self._make_crossings(device, options)
+        own_site = functools.partial(dropout_key, self.seed, 0x51)
+        exchanges = Exchanges(program, bound, self.links, transport, self._courier, options, own_site, self._name)
+        self._exchanges, self._sites, self._crossings = exchanges, exchanges.whole, exchanges.halves
         self._reduction: Reduction | None = None
-        self._widths = self._controller(options)
+        self._widths = exchanges.controller(options)
         self._adaptor = Adaptor(self._crossings, program.paces, options, transport, self.recorder)
         self._once: dict[int, Tensor] = {}
         self._dynamic = [item.name for item in program.inputs if not item.static]
@@ -117,77 +115,10 @@ class Machine:
             ops.node_dropout: self._dropout,
         }
 
-    def _make_sites(self, device: torch.device) -> dict[int, CodedLink]:
-        """The coded exchanges; exact ones need no channel."""
-        sites = {}
-        for node in self.program.graph.nodes:
-            site = ops.exchange_site(node)
-            if site is None or node.target is ops.halo_start:
-                continue
-            slot = int(node.args[1])
-            coding = self.program.codings[site]
-            if (
-                coding.once
-                or (coding.forward == EXACT and coding.backward == EXACT)
-                or self.bound.plans[slot].total == 0
-            ):
-                continue
-            source = self.bound.layouts[self.program.slots[slot].source]
-            outward, backward = coding.forward, coding.backward
-            if node.target is ops.halo_reduce:  # its forward pass is the way back
-                outward, backward = backward, outward
-            own_ids = source.rows(self.bound.rank).to(device)
-            sites[site] = CodedLink.make(
-                self.links[slot], own_ids, outward, backward, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF
-            )
-        return sites
-
-    def _make_crossings(self, device: torch.device, options: Options) -> dict[int, Crossing]:
-        """The exchanges in two halves that move rows on this graph."""
-        crossings = {}
-        for node in self.program.graph.nodes:
-            if node.target is not ops.halo_start or self.bound.plans[int(node.args[1])].total == 0:
-                continue
-            slot, site = int(node.args[1]), int(node.args[2])
-            own_ids = self.bound.layouts[self.program.slots[slot].source].rows(self.bound.rank).to(device)
-            crossings[site] = Crossing.make(
-                self.links[slot], own_ids, self._tiers(site), f"{self._name} exchange {slot} site {site}",
-                self._courier, dropout_key(self.seed, 0x51, site) & 0xFFFFFFFF, line=options.stale == "line",
-            )  # fmt: skip
-            readers = [user.target for own in node.users if own.args[1] == 0 for user in own.users]
-            crossings[site].alone = readers == [ops.spmm_inner]
-        return crossings
-
-    def _tiers(self, site: int) -> list[tuple[Tier, list[bool]]]:
-        """How rows of a site travel to which ranks."""
-        far, everybody = Tier(self.program.codings[site], self.program.paces[site]), [True] * self.transport.size
-        if site not in self.program.near:
-            return [(far, everybody)]
-        same = self.transport.same_host()
-        return [(self.program.near[site], same), (far, [not one for one in same])]
-
-    def _controller(self, options: Options) -> WidthController | None:
-        """The controller of adaptive widths, where any exchange has them."""
-        channels: list[tuple[Channel, bool]] = []
-        # Partial sums go forward on the way back of their exchange.
-        reducing = {n.args[3] for n in self.program.graph.nodes if n.target is ops.halo_reduce and len(n.args) > 3}
-        for site in sorted(self._sites):
-            if self.program.codings[site].auto:
-                coded = self._sites[site]
-                reduce = site in reducing
-                channels += [(coded.out, reduce), (coded.back, not reduce)]
-        for site, crossing in sorted(self._crossings.items()):
-            if self.program.codings[site].auto:
-                out, back = crossing.channels()
-                channels += [(out, False), (back, True)]
-        return WidthController(channels, options, self.transport) if channels else None
-
     @property
     def codings(self) -> dict[int, tuple[str, str]]:
         """The present codings of coded exchanges by site, towards the halo and back."""
-        found = {site: (c.out, c.back) for site, c in self._sites.items()}
-        found |= {s: c.channels() for s, c in self._crossings.items() if self.program.codings[s].auto}
-        return {site: (str(out.coding), str(back.coding)) for site, (out, back) in sorted(found.items())}
+        return self._exchanges.codings
 
     def close(self) -> None:
         """Take what is still under way, so that no peer waits for it to leave, and end the threads.
