@@ -48,7 +48,7 @@ class Handle(Protocol[_T_co]):
 class Lane:
     """One thread that runs jobs in the order in which they are given. The thread starts with the first job.
 
-    Daemon threads, not an executor's: at the end of the process nobody waits for a peer that is gone.
+    A daemon thread, not an executor's: Python would wait for that one at the end before anybody could tell it to end.
 
     Args:
         name: Of the thread.
@@ -81,10 +81,11 @@ class Lane:
         return _Awaited(future, self._timeout, what, self._counters, self._recorder)
 
     def close(self) -> None:
-        """Let the thread end after the jobs that it has; a second call does nothing."""
-        if self._thread is not None:
+        """Return when the thread has ended, after the jobs that it has; a second call does nothing."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._jobs.put(None)
-            self._thread = None
+            thread.join(self._timeout + 5.0)
 
     def _work(self, threads: int) -> None:
         torch.set_num_threads(threads)  # a new thread would use every core
@@ -200,6 +201,6 @@ class Courier:
         return Here(self.recorder.carried(begin()))
 
     def close(self) -> None:
-        """Let the threads end; a second call does nothing."""
+        """Return when the threads have ended, after the jobs that they have; a second call does nothing."""
         for lane in self._lanes.values():
             lane.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,7 +11,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from sylvie_fx.ir import ops
-from sylvie_fx.ir.errors import SylvieError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
 from sylvie_fx.kernels.dropout import keyed_dropout
@@ -22,6 +19,7 @@ from sylvie_fx.runtime.aggregation import Aggregations
 from sylvie_fx.runtime.bind import Bound
 from sylvie_fx.runtime.coded_exchange import CodedHaloExchange, CodedHaloReduce
 from sylvie_fx.runtime.crossing import HaloStart, HaloWait
+from sylvie_fx.runtime.ending import Remains, expect
 from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients, apply
 from sylvie_fx.runtime.gradients import Reduction, SyncFinish, SyncStart
 from sylvie_fx.runtime.kept import KeptValues, version
@@ -31,15 +29,6 @@ from sylvie_fx.runtime.recompute import Stretch
 from sylvie_fx.runtime.sites import Exchanges
 from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.tracing import traced
-
-_LIVE: weakref.WeakSet[Machine] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A process that ends with rows under way would leave its peers waiting, and gloo's threads in use."""
-    for machine in sorted(_LIVE, key=lambda m: m.number):
-        machine.close()
 
 
 class Machine:
@@ -82,6 +71,9 @@ class Machine:
         own_site = functools.partial(dropout_key, self.seed, 0x51)
         exchanges = Exchanges(program, bound, self.links, transport, self._courier, options, own_site, self._name)
         self._exchanges, self._sites, self._crossings = exchanges, exchanges.whole, exchanges.halves
+        ways = [direction for crossing in self._crossings.values() for direction in (crossing.out, crossing.back)]
+        self._remains = Remains(ways, self._courier.close)
+        weakref.finalize(self, expect(self._remains)).atexit = False
         self._reduction: Reduction | None = None
         self._widths = exchanges.controller(options)
         self._adaptor = Adaptor(self._crossings, program.paces, options, transport, self.recorder)
@@ -121,15 +113,8 @@ class Machine:
         return self._exchanges.codings
 
     def close(self) -> None:
-        """Take what is still under way, so that no peer waits for it to leave, and end the threads.
-
-        What fails here has failed a step before, or its step was never wanted.
-        """
-        for crossing in self._crossings.values():
-            for direction in (crossing.out, crossing.back):
-                with contextlib.suppress(SylvieError):
-                    direction.drain()
-        self._courier.close()
+        """Take what is still under way, so that no peer waits for it to leave, and end the threads."""
+        self._remains.end()
 
     def notes(self) -> list[str]:
         """What is decided while the program runs, a line each, for explain()."""

@@ -108,6 +108,44 @@ for step in range(100_000):
 """
 
 
+LATE = """
+import atexit, os, sys, threading, time
+atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if t.name.startswith("program")]))
+sys.path.insert(0, {folder!r})
+import torch, sylvie_fx; torch.manual_seed(0)
+from test_faults import FEATURES, Sum
+def train():
+    net = sylvie_fx.distribute(Sum(), staleness=1)
+    net.transport.threaded = True
+    x, edges = net.shard(torch.ones(2, FEATURES, dtype=torch.float64), torch.tensor([[0, 1], [1, 0]]),
+                         partition=torch.tensor([0, 1]), kinds=["node", "edge_index"])
+    for step in range(8):
+        if step == 7 and os.environ["RANK"] == "0":
+            exchange = net.transport.exchange
+            def late(*args):
+                time.sleep(2.0)
+                return exchange(*args)
+            net.transport.exchange = late
+        net(x, edges).sum().backward()
+    return [t.name for t in threading.enumerate() if t.name.startswith("program")]
+print("has", len(train()))
+"""
+
+
+def test_no_thread_waits_for_rows_when_python_ends(tmp_path: Path) -> None:
+    """Rank 0 sends its last rows long after rank 1 has deleted its model and come to its end."""
+    script = tmp_path / "late.py"
+    script.write_text(LATE.format(folder=str(Path(__file__).resolve().parent)))
+    here = Path(__file__).resolve().parent
+    paths = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "sylvie_fx", "run", "-n", "2", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120.0, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("has 3") == 2, "there were threads to wait for"
+    assert ended.stdout.count("left []") == 2, ended.stdout
+
+
 def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     here = Path(__file__).resolve().parent
