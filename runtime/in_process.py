@@ -45,7 +45,9 @@ class InProcessGroup:
         if not timeout > 0:
             raise OptionError(f"a timeout is a positive number of seconds, not {timeout}")
         self.size, self.timeout = size, timeout
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # One condition for all would wake every rank for every message of any.
+        self._awaited: dict[_Address, threading.Condition] = {}
         self._mail: dict[_Address, Tensor] = {}
         self._blocked_on: dict[int, int] = {}
         self._finished: set[int] = set()
@@ -58,12 +60,13 @@ class InProcessGroup:
         return InProcessTransport(self, rank)
 
     def _post(self, address: _Address, message: Tensor) -> None:
-        with self._changed:
+        with self._lock:
             self._mail[address] = message
-            self._changed.notify_all()
+            if address in self._awaited:
+                self._awaited[address].notify()
 
     def _has(self, address: _Address) -> bool:
-        with self._changed:
+        with self._lock:
             return address in self._mail
 
     def _take(self, address: _Address, timeout: float) -> Tensor:
@@ -75,8 +78,11 @@ class InProcessGroup:
         receiver, sender = address.target, address.source
         context = f"rank {receiver} can not go on with {address.label!r} (step {address.step})"
         deadline = time.monotonic() + timeout
-        with self._changed:
+        with self._lock:
+            if address in self._mail:
+                return self._mail.pop(address)
             self._blocked_on[receiver] = sender
+            arrival = self._awaited[address] = threading.Condition(self._lock)
             try:
                 while address not in self._mail:
                     self._raise_failure(context)
@@ -92,9 +98,10 @@ class InProcessGroup:
                             f"{context}: rank {culprit} sent nothing for {timeout:.3g} s",
                             why="it hangs, is slower than the timeout, or runs another program",
                         )
-                    self._changed.wait(left)
+                    arrival.wait(left)
                 return self._mail.pop(address)
             finally:
+                del self._awaited[address]
                 self._blocked_on.pop(receiver, None)
 
     def _culprit(self, rank: int) -> int:
@@ -111,15 +118,19 @@ class InProcessGroup:
             raise CommError(f"{context}: rank {rank} failed", why=reason)
 
     def _fail(self, rank: int, reason: str) -> None:
-        with self._changed:
+        with self._lock:
             if self._failure is None:
                 self._failure = (rank, reason)
-            self._changed.notify_all()
+            self._wake_all()
 
     def _finish(self, rank: int) -> None:
-        with self._changed:
+        with self._lock:
             self._finished.add(rank)
-            self._changed.notify_all()
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for arrival in self._awaited.values():
+            arrival.notify()
 
 
 class InProcessTransport(Collectives):
@@ -144,7 +155,7 @@ class InProcessTransport(Collectives):
         with self._lock:
             step = self._steps[label]
             self._steps[label] += 1
-        with self._group._changed:
+        with self._group._lock:
             self._group._raise_failure(f"rank {self.rank} can not start {label!r} (step {step})")
         expected: list[tuple[_Address, Tensor]] = []
         for peer in range(self.size):
