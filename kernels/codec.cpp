@@ -38,16 +38,29 @@ struct Receiver { // where one row's values go
     bool accumulate;
 };
 
-constexpr int ROW_BATCH = 8; // rows that one call of RowKernels::encode takes at most
+constexpr int ROW_BATCH = 8; // rows that are encoded together at most
+
+struct EncodeBatch {
+    int count;
+    int64_t cols;
+    bool nearest, dithered;
+    const float* x[ROW_BATCH];
+    uint8_t* headers[ROW_BATCH];
+    uint8_t* codes[ROW_BATCH];
+    RowWords words[ROW_BATCH];
+    const float* next[ROW_BATCH]; // rows to prefetch, or null
+    bool keeps;                   // a state; what follows has a meaning with one only
+    bool difference;              // else error feedback
+    float part;
+    float* state[ROW_BATCH];
+    float* targets; // scratch: a batch of rows
+    float* values;  // scratch: a row
+};
 
 struct RowKernels {
-    void (*encode)(int32_t bits, const float* const* x, int count, int64_t cols, bool nearest, const RowWords* words,
-                   uint8_t* const* headers, uint8_t* const* codes, const float* const* next);
+    void (*encode)(int32_t bits, EncodeBatch& rows);
     void (*decode)(int32_t bits, const uint8_t* header, const uint8_t* codes, int64_t cols, bool dithered, RowWords words,
-                   float* out);
-    void (*aim)(bool difference, const float* x, const float* state, float* target, int64_t cols);
-    void (*remember)(bool difference, float part, const float* target, const float* values, float* state, int64_t cols);
-    void (*receive)(const Receiver& to, const float* values, int64_t cols);
+                   const Receiver& to);
 };
 
 inline uint32_t as_bits(float value) {
@@ -188,7 +201,6 @@ int32_t sylvie_isa() {
 int64_t sylvie_encode(const EncodeCall* call) {
     const Messages& m = call->messages;
     const RowKernels& kernels = kernels_for(m.isa);
-    const bool difference = call->variant == DIFFERENCE, dithered = call->rounding == DITHERED;
     std::atomic<int64_t> bad{-1};
     for (int64_t peer = 0; peer < m.peers; ++peer) {
         const uint64_t words[4] = {call->header_word, uint64_t(m.row_starts[peer + 1] - m.row_starts[peer]),
@@ -200,43 +212,37 @@ int64_t sylvie_encode(const EncodeCall* call) {
     const int64_t batch = std::max<int64_t>(1, std::min<int64_t>(ROW_BATCH, fitting));
     split_rows(m, [&](int64_t first, int64_t last) {
         std::vector<float> scratch(call->state ? size_t((batch + 1) * m.cols) : 0);
-        float* values = scratch.data() + (call->state ? batch * m.cols : 0);
-        const float* x[ROW_BATCH];
-        uint8_t* headers[ROW_BATCH];
-        uint8_t* codes[ROW_BATCH];
-        RowWords words[ROW_BATCH];
-        int64_t number[ROW_BATCH];
-        const float* next[ROW_BATCH]; // rows that come AHEAD rows later, to prefetch
+        EncodeBatch rows;
+        rows.cols = m.cols;
+        rows.nearest = call->rounding == NEAREST;
+        rows.dithered = call->rounding == DITHERED;
+        rows.keeps = call->state != nullptr;
+        rows.difference = call->variant == DIFFERENCE;
+        rows.part = m.part;
+        rows.targets = scratch.data();
+        rows.values = scratch.data() + (call->state ? batch * m.cols : 0);
         Cursor at(m, first);
         for (int64_t start = first; start < last; start += batch) {
-            int count = 0;
+            rows.count = 0;
             for (int64_t i = start; i < std::min(start + batch, last); ++i) {
                 const int64_t row = call->rows ? call->rows[i] : i;
                 if (row < 0 || row >= call->x_rows) {
                     note_bad_row(bad, i);
                     continue;
                 }
+                const int r = rows.count++;
                 at.seek(i);
-                x[count] = call->x + row * call->x_stride;
-                headers[count] = at.header;
-                codes[count] = at.codes;
-                words[count] = row_words(call->stream, call->keys ? call->keys[i] : 0);
-                number[count] = i;
+                rows.x[r] = call->x + row * call->x_stride;
+                rows.headers[r] = at.header;
+                rows.codes[r] = at.codes;
+                rows.words[r] = row_words(call->stream, call->keys ? call->keys[i] : 0);
                 const int64_t ahead = call->rows && i + AHEAD < last ? call->rows[i + AHEAD] : -1;
-                next[count] = ahead >= 0 && ahead < call->x_rows ? call->x + ahead * call->x_stride : nullptr;
-                if (call->state) {
-                    float* target = scratch.data() + count * m.cols;
-                    if (i + AHEAD < last) prefetch_row<true>(call->state + (i + AHEAD) * m.cols, m.cols);
-                    kernels.aim(difference, x[count], call->state + i * m.cols, target, m.cols);
-                    x[count] = target;
-                }
-                ++count;
+                rows.next[r] = ahead >= 0 && ahead < call->x_rows ? call->x + ahead * call->x_stride : nullptr;
+                if (!call->state) continue;
+                rows.state[r] = call->state + i * m.cols;
+                if (i + AHEAD < last) prefetch_row<true>(call->state + (i + AHEAD) * m.cols, m.cols);
             }
-            kernels.encode(m.bits, x, count, m.cols, call->rounding == NEAREST, words, headers, codes, next);
-            for (int r = 0; r < count && call->state; ++r) {
-                kernels.decode(m.bits, headers[r], codes[r], m.cols, dithered, words[r], values);
-                kernels.remember(difference, m.part, x[r], values, call->state + number[r] * m.cols, m.cols);
-            }
+            kernels.encode(m.bits, rows);
         }
     });
     return bad;
@@ -247,9 +253,7 @@ int64_t sylvie_decode(const DecodeCall* call) {
     const RowKernels& kernels = kernels_for(m.isa);
     std::atomic<int64_t> bad{-1};
     const bool dithered = call->rounding == DITHERED;
-    const bool direct = !call->accumulate && !call->state && !call->average;
     split_rows(m, [&](int64_t first, int64_t last) {
-        std::vector<float> buffer(direct ? 0 : size_t(m.cols));
         Cursor at(m, first);
         for (int64_t i = first; i < last; ++i) {
             const int64_t row = call->index ? call->index[i] : i;
@@ -262,15 +266,11 @@ int64_t sylvie_decode(const DecodeCall* call) {
                 if (ahead >= 0 && ahead < call->out_rows) prefetch_row(call->out + ahead * call->out_stride, m.cols);
             }
             at.seek(i);
-            float* out = call->out + row * call->out_stride;
-            float* values = direct ? out : buffer.data();
             const RowWords words = dithered ? row_words(call->stream, call->keys ? call->keys[i] : 0) : RowWords{};
-            kernels.decode(m.bits, at.header, at.codes, m.cols, dithered, words, values);
-            if (direct) continue;
-            kernels.receive({call->state ? call->state + i * m.cols : nullptr, m.part,
-                             call->average ? call->average + i * m.cols : nullptr, call->weight, out,
-                             call->accumulate != 0},
-                            values, m.cols);
+            kernels.decode(m.bits, at.header, at.codes, m.cols, dithered, words,
+                           {call->state ? call->state + i * m.cols : nullptr, m.part,
+                            call->average ? call->average + i * m.cols : nullptr, call->weight,
+                            call->out + row * call->out_stride, call->accumulate != 0});
         }
     });
     return bad;
