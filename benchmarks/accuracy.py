@@ -197,7 +197,12 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", help="names of data sets")
     parser.add_argument("--models", nargs="*", default=["GCN", "SAGE", "GAT", "GIN"])
     parser.add_argument("--parts", nargs="*", default=["4 metis", "8 metis", "8 random"])
-    parser.add_argument("--codes", nargs="*", default=["1 shift"], help="compared with float32: bits, what is coded, and staleness, as in '1 shift auto'")
+    parser.add_argument(
+        "--codes",
+        nargs="*",
+        default=["1 shift"],
+        help="compared with float32: bits, what is coded, and staleness, as in '1 shift auto'",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_pages()

@@ -155,10 +155,18 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _call(name: str, rows: Rows, call: ctypes.Structure, dtype: torch.dtype, isa: int) -> None:
-    edges = _Rows(rows.indptr.data_ptr(), rows.sorted_columns.data_ptr(), _pointer(rows.edge_ids), rows.rows)
+def _call(name: str, rows: Rows, call: ctypes.Structure, dtype: torch.dtype, isa: int, edge_ids: Tensor | None) -> None:
+    edges = _Rows(rows.indptr.data_ptr(), rows.sorted_columns.data_ptr(), _pointer(edge_ids), rows.rows)
     run = _Run(dtype == torch.float64, max(1, torch.get_num_threads()), isa, 0)
     getattr(_loaded(), f"sylvie_aggregate_{name}")(ctypes.byref(edges), ctypes.byref(run), ctypes.byref(call))
+
+
+def _weights(rows: Rows, weight: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Dense weights of the edges, and the numbers to find them by."""
+    if weight is None:
+        return None, None
+    values, ids = rows.sorted_values(weight)
+    return values.contiguous(), ids
 
 
 def sum_rows(rows: Rows, x: Tensor, weight: Tensor | None, divisors: Tensor | None, *, isa: int = BEST_ISA) -> Tensor:
@@ -199,11 +207,11 @@ def _sum_into(
     out: Tensor,
     isa: int,
 ) -> None:
-    x, weight = x.contiguous(), None if weight is None else weight.contiguous()
+    x, (weight, ids) = x.contiguous(), _weights(rows, weight)
     call = _SumCall(
         x.data_ptr(), _pointer(weight), out.data_ptr(), _pointer(divisors), _pointer(targets), x.shape[1], x.shape[2]
     )
-    _call("sum", rows, call, x.dtype, isa)
+    _call("sum", rows, call, x.dtype, isa, ids)
 
 
 def extreme_rows(
@@ -243,12 +251,12 @@ def _extreme_into(
     ties: Tensor | None,
     isa: int,
 ) -> None:
-    x, weight = x.contiguous(), None if weight is None else weight.contiguous()
+    x, (weight, ids) = x.contiguous(), _weights(rows, weight)
     call = _ExtremeCall(
         x.data_ptr(), _pointer(weight), out.data_ptr(), _pointer(ties), _pointer(targets), _pointer(before),
         x.shape[1], x.shape[2], smallest, 0,
     )  # fmt: skip
-    _call("extreme", rows, call, x.dtype, isa)
+    _call("extreme", rows, call, x.dtype, isa, ids)
 
 
 def ties_rows(
@@ -256,12 +264,12 @@ def ties_rows(
 ) -> Tensor:
     """As :func:`sylvie_fx.kernels.aggregate_reference.ties_rows`."""
     x, extreme, share = x.contiguous(), extreme.contiguous(), share.contiguous()
-    weight = None if weight is None else weight.contiguous()
+    weight, ids = _weights(rows, weight)
     out = torch.empty_like(x)
     call = _TiesCall(
         x.data_ptr(), _pointer(weight), extreme.data_ptr(), share.data_ptr(), out.data_ptr(), x.shape[1], x.shape[2]
     )
-    _call("ties", rows, call, x.dtype, isa)
+    _call("ties", rows, call, x.dtype, isa, ids)
     return out
 
 
@@ -284,11 +292,12 @@ def _edges(
     rows: Rows, u: Tensor, v: Tensor, op: str, weight: Tensor | None, extreme: Tensor | None, isa: int
 ) -> Tensor:
     u, v, heads, dim = u.contiguous(), v.contiguous(), u.shape[1], u.shape[2]
-    out = u.new_empty(rows.edges, heads, 1 if op in ("dot", "tie_dot") else dim)
+    make = u.new_empty if rows.part is None else u.new_zeros
+    out = make((rows.edge_values, heads, 1 if op in ("dot", "tie_dot") else dim))
     call = _EdgeCall(
         u.data_ptr(), v.data_ptr(), out.data_ptr(), _pointer(weight), _pointer(extreme), heads, dim, _OPERATIONS[op], 0
     )
-    _call("edges", rows, call, u.dtype, isa)
+    _call("edges", rows, call, u.dtype, isa, rows.edge_ids)
     return out
 
 
@@ -296,7 +305,7 @@ def softmax_edges(rows: Rows, e: Tensor, *, isa: int = BEST_ISA) -> Tensor:
     """As :func:`sylvie_fx.kernels.aggregate_reference.softmax_edges`."""
     e = e.contiguous()
     out = torch.empty_like(e)
-    _call("softmax", rows, _SoftmaxCall(e.data_ptr(), None, out.data_ptr(), e.shape[1]), e.dtype, isa)
+    _call("softmax", rows, _SoftmaxCall(e.data_ptr(), None, out.data_ptr(), e.shape[1]), e.dtype, isa, rows.edge_ids)
     return out
 
 
@@ -305,7 +314,7 @@ def softmax_gradient(rows: Rows, y: Tensor, gradient: Tensor, *, isa: int = BEST
     y, gradient = y.contiguous(), gradient.contiguous()
     out = torch.empty_like(y)
     call = _SoftmaxCall(y.data_ptr(), gradient.data_ptr(), out.data_ptr(), y.shape[1])
-    _call("softmax", rows, call, y.dtype, isa)
+    _call("softmax", rows, call, y.dtype, isa, rows.edge_ids)
     return out
 
 
@@ -328,7 +337,7 @@ def attention(
         x.data_ptr(), source_score.data_ptr(), target_score.data_ptr(), _pointer(keep), out.data_ptr(),
         alpha.data_ptr(), None, None, None, heads, dim, negative_slope, False, 0,
     )  # fmt: skip
-    _call("attention", rows, call, x.dtype, isa)
+    _call("attention", rows, call, x.dtype, isa, rows.edge_ids)
     return out, alpha
 
 
@@ -354,7 +363,7 @@ def attention_gradient(
         x.data_ptr(), source_score.data_ptr(), target_score.data_ptr(), _pointer(keep), None, alpha.data_ptr(),
         gradient.data_ptr(), of_edges.data_ptr(), of_target.data_ptr(), heads, dim, negative_slope, True, 0,
     )  # fmt: skip
-    _call("attention", rows, call, x.dtype, isa)
+    _call("attention", rows, call, x.dtype, isa, rows.edge_ids)
     return of_edges, of_target
 
 
@@ -366,7 +375,7 @@ def scores(rows: Rows, x: Tensor, own: Tensor, vector: Tensor, negative_slope: f
     call = _ScoresCall(
         x.data_ptr(), own.data_ptr(), vector.data_ptr(), None, out.data_ptr(), None, heads, dim, negative_slope
     )
-    _call("scores", rows, call, x.dtype, isa)
+    _call("scores", rows, call, x.dtype, isa, rows.edge_ids)
     return out
 
 
@@ -392,5 +401,5 @@ def scores_gradient(
     )  # fmt: skip
     if rows.edges == 0:  # an empty gradient may have no address, which would ask for scores
         return out.zero_(), None if parts is None else parts.sum(0).zero_()
-    _call("scores", rows, call, x.dtype, isa)
+    _call("scores", rows, call, x.dtype, isa, rows.edge_ids)
     return out, None if parts is None else parts.sum(0)

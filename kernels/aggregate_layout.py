@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,19 @@ from torch import Tensor
 from sylvie_fx.ir.errors import KernelError
 
 _INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Which edges of a graph are meant.
+
+    Args:
+        numbers: int64, their natural numbers, rising.
+        of: Number of edges that the graph has.
+    """
+
+    numbers: Tensor
+    of: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +41,8 @@ class Rows:
         rows: Rows of what is reduced into.
         columns: Rows of what is read.
         first: Columns below this one come first in each row; the others follow.
+        part: Where these are not all edges of the graph: what the others are.
+        constant: Addresses of edge values that never change.
     """
 
     row_index: Tensor
@@ -34,6 +50,8 @@ class Rows:
     rows: int
     columns: int
     first: int | None = None
+    part: Part | None = None
+    constant: frozenset[int] = frozenset()
 
     @property
     def edges(self) -> int:
@@ -43,17 +61,43 @@ class Rows:
     @property
     def narrow(self) -> bool:
         """Whether every index fits 32 bits, so that the C++ kernels can be called."""
-        return max(self.edges, self.rows, self.columns) <= _INT32_MAX
+        return max(self.edge_values, self.rows, self.columns) <= _INT32_MAX
+
+    @property
+    def edge_values(self) -> int:
+        """Number of edge values that stand for the edges: as many as the graph has edges."""
+        return self.edges if self.part is None else self.part.of
 
     @functools.cached_property
-    def edge_ids(self) -> Tensor | None:
-        """The natural number of each edge in sorted order, int32 where that fits; None where the two orders agree."""
+    def _order(self) -> Tensor | None:
+        """Which of these edges stands at each place of the sorted order; None where they come sorted."""
         keys, limit = self.row_index, self.rows
         if self.first is not None:
             keys, limit = 2 * keys + (self.column_index >= self.first), 2 * limit
         if self.edges < 2 or bool((keys[1:] >= keys[:-1]).all()):
             return None
         return self._stored(_stable_order(keys, limit))
+
+    @functools.cached_property
+    def edge_ids(self) -> Tensor | None:
+        """The natural number of each edge in sorted order, int32 where that fits; None where the two orders agree."""
+        if self.part is None:
+            return self._order
+        numbers = self.part.numbers
+        return self._stored(numbers if self._order is None else numbers[self._order])
+
+    def sorted_values(self, values: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Edge values and the numbers to find them by; those that never change are sorted once, and need none."""
+        if self.edge_ids is None or values.data_ptr() not in self.constant:
+            return values, self.edge_ids
+        key = values.data_ptr(), tuple(values.shape), values.stride()
+        if key not in self._sorted:
+            self._sorted[key] = values.index_select(0, self.edge_ids)
+        return self._sorted[key], None
+
+    @functools.cached_property
+    def _sorted(self) -> dict[tuple[Any, ...], Tensor]:
+        return {}
 
     @functools.cached_property
     def indptr(self) -> Tensor:
@@ -66,7 +110,7 @@ class Rows:
     def sorted_columns(self) -> Tensor:
         """``column_index`` in sorted order, int32 where that fits."""
         columns = self._stored(self.column_index)
-        return columns if self.edge_ids is None else columns[self.edge_ids]
+        return columns if self._order is None else columns[self._order]
 
     @functools.cached_property
     def degrees(self) -> Tensor:
@@ -94,6 +138,9 @@ class EdgeLayout:
         own: Number of this rank's own sources. Where it is given, the edges of each destination are reduced in this
             order: those from own sources, then those from the others, and these as :class:`SplitLayout
             <sylvie_fx.kernels.aggregate_split.SplitLayout>` reduces them, bit by bit.
+        part: Where these are not all edges of the graph: edge values then stand for all of them, those of others are not
+            read, and are zero in results.
+        constant: Addresses of edge values that never change, of which a copy in sorted order is kept.
 
     Raises:
         KernelError: For indices that are not int64 vectors of one length on one device, or out of bounds.
@@ -108,6 +155,8 @@ class EdgeLayout:
     n_src: int
     n_dst: int
     own: int | None = None
+    part: Part | None = None
+    constant: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.src.shape != self.dst.shape or self.src.dim() != 1 or self.src.device != self.dst.device:
@@ -130,12 +179,12 @@ class EdgeLayout:
     @functools.cached_property
     def by_destination(self) -> Rows:
         """Edges to be reduced into their destinations, reading their sources."""
-        return Rows(self.dst, self.src, self.n_dst, self.n_src, self.own)
+        return Rows(self.dst, self.src, self.n_dst, self.n_src, self.own, self.part, self.constant)
 
     @functools.cached_property
     def by_source(self) -> Rows:
         """The transpose: edges to be reduced into their sources, reading their destinations."""
-        return Rows(self.src, self.dst, self.n_src, self.n_dst)
+        return Rows(self.src, self.dst, self.n_src, self.n_dst, None, self.part, self.constant)
 
     def rows(self, transposed: bool) -> Rows:
         """``by_source`` where ``transposed``, else ``by_destination``."""

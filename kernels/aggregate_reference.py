@@ -18,14 +18,25 @@ from sylvie_fx.kernels.aggregate_layout import Rows
 Combination = Literal["add", "sub", "mul"]
 
 
-def _messages(x: Tensor, index: Tensor, weight: Tensor | None) -> Tensor:
+def _messages(rows: Rows, x: Tensor, index: Tensor, weight: Tensor | None) -> Tensor:
     messages = x.index_select(0, index)
+    if weight is not None and rows.part is not None:
+        weight = weight.index_select(0, rows.part.numbers)
     return messages if weight is None else messages * weight.unsqueeze(-1)
+
+
+def _for_all(rows: Rows, values: Tensor) -> Tensor:
+    """Results of a part's edges among zeros for the others."""
+    if rows.part is None:
+        return values
+    return values.new_zeros(rows.edge_values, *values.shape[1:]).index_copy(0, rows.part.numbers, values)
 
 
 def sum_rows(rows: Rows, x: Tensor, weight: Tensor | None, divisors: Tensor | None) -> Tensor:
     """``[rows, H, D]``: the sum of each row's messages, divided by ``divisors`` ``[rows]``; zero without edges."""
-    out = x.new_zeros(rows.rows, *x.shape[1:]).index_add_(0, rows.row_index, _messages(x, rows.column_index, weight))
+    out = x.new_zeros(rows.rows, *x.shape[1:]).index_add_(
+        0, rows.row_index, _messages(rows, x, rows.column_index, weight)
+    )
     return out if divisors is None else out / divisors.view(-1, 1, 1)
 
 
@@ -42,7 +53,7 @@ def continue_sum(
         divisors: int64 ``[rows]`` or None.
         out: The sums so far; other rows than ``targets`` are left alone.
     """
-    sums = out.index_select(0, targets).index_add_(0, rows.row_index, _messages(x, rows.column_index, weight))
+    sums = out.index_select(0, targets).index_add_(0, rows.row_index, _messages(rows, x, rows.column_index, weight))
     out.index_copy_(0, targets, sums if divisors is None else sums / divisors.view(-1, 1, 1))
 
 
@@ -50,7 +61,7 @@ def extreme_rows(
     rows: Rows, x: Tensor, weight: Tensor | None, smallest: bool, count: bool
 ) -> tuple[Tensor, Tensor | None]:
     """``[rows, H, D]``: each row's largest (smallest) message, zero without edges; ``count``: how many equal it."""
-    messages = _messages(x, rows.column_index, weight)
+    messages = _messages(rows, x, rows.column_index, weight)
     index = rows.row_index.view(-1, 1, 1).expand_as(messages)
     out = x.new_zeros(rows.rows, *x.shape[1:])
     out = out.scatter_reduce(0, index, messages, "amin" if smallest else "amax", include_self=False)
@@ -102,29 +113,30 @@ def ties_rows(rows: Rows, x: Tensor, weight: Tensor | None, extreme: Tensor, sha
         extreme: ``[columns, H, D]``.
         share: ``[columns, H, D]``, the gradient that each of the messages equal to the extreme gets.
     """
-    messages = _messages(x, rows.row_index, weight)
-    shares = _messages(share, rows.column_index, weight)
+    messages = _messages(rows, x, rows.row_index, weight)
+    shares = _messages(rows, share, rows.column_index, weight)
     shares = shares.where(messages == extreme.index_select(0, rows.column_index), 0)
     return torch.zeros_like(x).index_add_(0, rows.row_index, shares)
 
 
 def dot_edges(rows: Rows, u: Tensor, v: Tensor) -> Tensor:
     """``[edges, H]``: ``u`` ``[columns, H, D]`` times ``v`` ``[rows, H, D]`` at an edge's ends, summed over D."""
-    return (u.index_select(0, rows.column_index) * v.index_select(0, rows.row_index)).sum(-1)
+    return _for_all(rows, (u.index_select(0, rows.column_index) * v.index_select(0, rows.row_index)).sum(-1))
 
 
 def tie_dot_edges(rows: Rows, u: Tensor, v: Tensor, weight: Tensor, extreme: Tensor) -> Tensor:
     """As :func:`dot_edges`, of those values only whose message is the row's ``extreme`` ``[rows, H, D]``."""
-    is_extreme = _messages(u, rows.column_index, weight) == extreme.index_select(0, rows.row_index)
-    return (u.index_select(0, rows.column_index) * v.index_select(0, rows.row_index)).where(is_extreme, 0).sum(-1)
+    is_extreme = _messages(rows, u, rows.column_index, weight) == extreme.index_select(0, rows.row_index)
+    products = u.index_select(0, rows.column_index) * v.index_select(0, rows.row_index)
+    return _for_all(rows, products.where(is_extreme, 0).sum(-1))
 
 
 def combine_edges(rows: Rows, u: Tensor, v: Tensor, op: Combination) -> Tensor:
     """``[edges, H, D]``: ``u`` ``[columns, H, D]`` op ``v`` ``[rows, H, D]`` at the two ends of each edge."""
     left, right = u.index_select(0, rows.column_index), v.index_select(0, rows.row_index)
     if op == "add":
-        return left + right
-    return left - right if op == "sub" else left * right
+        return _for_all(rows, left + right)
+    return _for_all(rows, left - right if op == "sub" else left * right)
 
 
 def softmax_edges(rows: Rows, e: Tensor) -> Tensor:

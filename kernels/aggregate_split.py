@@ -24,7 +24,7 @@ from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels.aggregate import Reduce, checked, with_heads
 from sylvie_fx.kernels.aggregate_autograd import dot_edges, sum_rows
 from sylvie_fx.kernels.aggregate_backend import as_computed, backend_for
-from sylvie_fx.kernels.aggregate_layout import EdgeLayout, Rows
+from sylvie_fx.kernels.aggregate_layout import EdgeLayout, Part, Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +64,18 @@ class SplitLayout:
     @functools.cached_property
     def inner(self) -> EdgeLayout:
         """The inner edges, between the own rows and all destinations."""
-        src, dst = (index.index_select(0, self.inner_edges) for index in (self.layout.src, self.layout.dst))
-        return EdgeLayout(src, dst, self.own, self.layout.n_dst)
+        src, dst, part = self._edges(self.inner_edges)
+        return EdgeLayout(src, dst, self.own, self.layout.n_dst, None, part, self.layout.constant)
 
     @functools.cached_property
     def halo(self) -> EdgeLayout:
         """The halo edges, between the halo rows, numbered from zero, and all destinations."""
-        src, dst = (index.index_select(0, self.halo_edges) for index in (self.layout.src, self.layout.dst))
-        return EdgeLayout(src - self.own, dst, self.halo_rows, self.layout.n_dst)
+        src, dst, part = self._edges(self.halo_edges)
+        return EdgeLayout(src - self.own, dst, self.halo_rows, self.layout.n_dst, None, part, self.layout.constant)
+
+    def _edges(self, numbers: Tensor) -> tuple[Tensor, Tensor, Part]:
+        src, dst = (index.index_select(0, numbers) for index in (self.layout.src, self.layout.dst))
+        return src, dst, Part(numbers, self.layout.edges)
 
     @functools.cached_property
     def _targets_of_edges(self) -> tuple[Tensor, Tensor]:
@@ -86,7 +90,7 @@ class SplitLayout:
     def halo_of_targets(self) -> Rows:
         """The halo edges, to be reduced into their destinations' places in :attr:`targets`."""
         targets, places = self._targets_of_edges
-        return Rows(places, self.halo.src, len(targets), self.halo_rows)
+        return Rows(places, self.halo.src, len(targets), self.halo_rows, None, self.halo.part, self.halo.constant)
 
     @functools.cached_property
     def degrees(self) -> Tensor:
@@ -191,26 +195,17 @@ def _operands(
     return flat, None if weights is None else weights.to(flat.dtype), dtype
 
 
-def _of_part(weight: Tensor | None, edges: Tensor) -> Tensor | None:
-    return None if weight is None else weight.index_select(0, edges)
-
-
-def _to_all(values: Tensor, edges: Tensor, split: SplitLayout) -> Tensor:
-    """Values of a part's edges among zeros for the others."""
-    return values.new_zeros(split.layout.edges, *values.shape[1:]).index_copy(0, edges, values)
-
-
 class _InnerSum(Function):
     @staticmethod
     def forward(ctx: Any, split: SplitLayout, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
         ctx.split = split
         ctx.save_for_backward(x if weight is not None and ctx.needs_input_grad[2] else None, weight)
-        rows, weight = split.inner.by_destination, _of_part(weight, split.inner_edges)
+        rows = split.inner.by_destination
         return backend_for(rows, x).sum_rows(rows, x, weight, split.inner_divisors if mean else None)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_sum_gradients(ctx, ctx.split.inner, ctx.split.inner_edges, gradient, 1), None
+        return None, *_sum_gradients(ctx, ctx.split.inner, gradient, 1), None
 
 
 class _HaloSum(Function):
@@ -219,7 +214,7 @@ class _HaloSum(Function):
         ctx.split, ctx.mean = split, mean
         ctx.mark_dirty(acc)
         ctx.save_for_backward(x if weight is not None and ctx.needs_input_grad[3] else None, weight)
-        rows, weight = split.halo_of_targets, _of_part(weight, split.halo_edges)
+        rows = split.halo_of_targets
         divisors = split.target_divisors if mean else None
         backend_for(rows, x).continue_sum(rows, split.targets, x, weight, divisors, acc)
         return acc
@@ -229,27 +224,25 @@ class _HaloSum(Function):
         split = ctx.split
         if ctx.mean:  # for the inner edges too: their part is handed back as a sum's
             gradient = gradient / split.degrees.view(-1, 1, 1)
-        return None, gradient, *_sum_gradients(ctx, split.halo, split.halo_edges, gradient, 2), None
+        return None, gradient, *_sum_gradients(ctx, split.halo, gradient, 2), None
 
 
-def _sum_gradients(
-    ctx: Any, part: EdgeLayout, edges: Tensor, gradient: Tensor, at: int
-) -> tuple[Tensor | None, Tensor | None]:
+def _sum_gradients(ctx: Any, part: EdgeLayout, gradient: Tensor, at: int) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of rows, which stand at ``at`` among the operands, and of the weights behind them."""
     x, weight = ctx.saved_tensors
     of_x = of_weight = None
     if ctx.needs_input_grad[at]:
-        of_x = sum_rows(part, gradient, _of_part(weight, edges), transposed=True)
+        of_x = sum_rows(part, gradient, weight, transposed=True)
     if ctx.needs_input_grad[at + 1]:
-        of_weight = _to_all(dot_edges(part, x, gradient), edges, ctx.split)
+        of_weight = dot_edges(part, x, gradient)
     return of_x, of_weight
 
 
 class _InnerExtreme(Function):
     @staticmethod
     def forward(ctx: Any, split: SplitLayout, x: Tensor, weight: Tensor | None, smallest: bool, count: bool) -> Tensor:
-        rows, part = split.inner.by_destination, _of_part(weight, split.inner_edges)
-        extreme, ties = backend_for(rows, x).extreme_rows(rows, x, part, smallest, count)
+        rows = split.inner.by_destination
+        extreme, ties = backend_for(rows, x).extreme_rows(rows, x, weight, smallest, count)
         acc = torch.stack([extreme] if ties is None else [extreme, ties])
         ctx.split = split
         ctx.save_for_backward(x, weight)
@@ -260,8 +253,7 @@ class _InnerExtreme(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        part, edges = ctx.split.inner, ctx.split.inner_edges
-        return None, *_extreme_gradients(ctx, part, edges, ctx.extreme, gradient[0], 1), None, None
+        return None, *_extreme_gradients(ctx, ctx.split.inner, ctx.extreme, gradient[0], 1), None, None
 
 
 class _HaloExtreme(Function):
@@ -270,13 +262,13 @@ class _HaloExtreme(Function):
         if any(ctx.needs_input_grad) and len(acc) == 1:
             raise KernelError("acc has no counts of equal messages, which the gradient is shared by",
                               why="spmm_inner ran with gradients off, spmm_halo with gradients on")  # fmt: skip
-        rows, part = split.halo_of_targets, _of_part(weight, split.halo_edges)
+        rows = split.halo_of_targets
         torch.autograd.graph.increment_version(acc)  # read or saved by anybody else, it is an error
         # The same memory, but no view of acc: a user may write into a result.
         extreme = x.new_empty(0).set_(acc.untyped_storage(), acc.storage_offset(), acc.shape[1:], acc.stride()[1:])
         ties = acc.detach()[1] if len(acc) == 2 else None
         backend_for(rows, x).continue_extreme(
-            rows, split.targets, split.inner_of_targets, x, part, smallest, extreme, ties
+            rows, split.targets, split.inner_of_targets, x, weight, smallest, extreme, ties
         )
         ctx.split, ctx.parts = split, len(acc)
         ctx.save_for_backward(x, weight, extreme, ties)
@@ -288,20 +280,20 @@ class _HaloExtreme(Function):
         extreme, ties = ctx.saved_tensors[2:]
         # torch.scatter_reduce counts the zeros that it starts from as one more tie, even with include_self=False.
         share = gradient / ties.add(extreme == 0)
-        of_rows = _extreme_gradients(ctx, ctx.split.halo, ctx.split.halo_edges, extreme, share, 2)
+        of_rows = _extreme_gradients(ctx, ctx.split.halo, extreme, share, 2)
         return None, share.expand(ctx.parts, *share.shape), *of_rows, None
 
 
 def _extreme_gradients(
-    ctx: Any, part: EdgeLayout, edges: Tensor, extreme: Tensor, share: Tensor, at: int
+    ctx: Any, part: EdgeLayout, extreme: Tensor, share: Tensor, at: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """As :func:`_sum_gradients`; each message equal to ``extreme`` gets ``share``."""
     x, weight = ctx.saved_tensors[:2]
-    weights, of_x, of_weight = _of_part(weight, edges), None, None
+    of_x = of_weight = None
     if ctx.needs_input_grad[at]:
         rows = part.by_source
-        of_x = backend_for(rows, x).ties_rows(rows, x, weights, extreme, share)
-    if weights is not None and ctx.needs_input_grad[at + 1]:
+        of_x = backend_for(rows, x).ties_rows(rows, x, weight, extreme, share)
+    if weight is not None and ctx.needs_input_grad[at + 1]:
         rows = part.by_destination
-        of_weight = _to_all(backend_for(rows, x).tie_dot_edges(rows, x, share, weights, extreme), edges, ctx.split)
+        of_weight = backend_for(rows, x).tie_dot_edges(rows, x, share, weight, extreme)
     return of_x, of_weight

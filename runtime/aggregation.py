@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,13 +26,14 @@ class Aggregations:
     Args:
         own_rows: Data pointers of indices that read halo rows too, each with the number of own rows in front of them: the
             messages of own rows are then summed first, whether or not the sum is taken in two parts.
+        constant: Addresses of edge values that are bound and never change: the kernels keep them in their own order.
 
     Attributes:
         targets: The operators that :meth:`run` runs.
     """
 
-    def __init__(self, own_rows: Mapping[int, int] | None = None) -> None:
-        self._own_rows = own_rows or {}
+    def __init__(self, own_rows: Mapping[int, int] | None = None, constant: Iterable[int] = ()) -> None:
+        self._own_rows, self._constant = own_rows or {}, frozenset(constant)
         self._layouts: dict[tuple[Any, ...], EdgeLayout] = {}
         self._splits: dict[tuple[int, int], SplitLayout] = {}
         self._kernels: dict[Any, Any] = {
@@ -126,5 +127,5 @@ class Aggregations:
         if found is None:
             sources = torch.arange(len(dst), device=dst.device) if src is None else src
             own = None if src is None else self._own_rows.get(src.data_ptr())
-            found = self._layouts[key] = EdgeLayout(sources, dst, n_src, n_dst, own)
+            found = self._layouts[key] = EdgeLayout(sources, dst, n_src, n_dst, own, constant=self._constant)
         return found

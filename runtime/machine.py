@@ -88,7 +88,7 @@ class Machine:
             bound.values[name].data_ptr(): bound.plans[known.slot].own
             for name, known in program.localized.items()
             if known.slot is not None
-        })  # fmt: skip
+        }, [bound.values[name].data_ptr() for name in program.localized if isinstance(bound.values[name], Tensor)])  # fmt: skip
         self._values = KeptValues(program.graph, options.recompute)
         self._step = 0
         self._crossing: dict[Any, Callable[..., Any]] = {

@@ -83,6 +83,7 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any], frontends: Seque
         kwargs: Keyword arguments.
         frontends: Who takes apart what is not a tensor or container.
     """
+
     def is_leaf(value: Any) -> bool:
         return isinstance(value, Tensor) or any(f.matches(value) for f in frontends)
 
@@ -101,7 +102,9 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any], frontends: Seque
             leaves += [(name + suffix, t) for suffix, t in parts.tensors]
             objects.append((frontend, value))
 
-            def make(ts: Sequence[Tensor], build: Any = parts.build, s: int = start, n: int = len(parts.tensors)) -> Any:
+            def make(
+                ts: Sequence[Tensor], build: Any = parts.build, s: int = start, n: int = len(parts.tensors)
+            ) -> Any:
                 stand_ins.append(build(ts[s : s + n]))
                 return stand_ins[-1]
 

@@ -92,7 +92,9 @@ class Options:
             for name, value in _kind(self.policy, "inter_host").items():
                 object.__setattr__(self, name, value)
             if "auto" in (self.bits, near.bits):
-                raise OptionError('a policy together with bits="auto"', remedy="give both kinds of links a number of bits")
+                raise OptionError(
+                    'a policy together with bits="auto"', remedy="give both kinds of links a number of bits"
+                )
         rules = {
             mode: tuple(_rules(name, value, _check_bits, 32))
             for mode, name, value in (("train", "bits", self.bits), ("eval", "eval_bits", self.eval_bits))

@@ -86,8 +86,17 @@ def exchange_rows(program: Program, bound: Any, options: Options) -> list[Exchan
         others = ", ".join(f"{name} {cost:g}" for name, cost in meta(node).considered if name != source.name)
         rows.append(
             ExchangeRow(
-                node.name, kind, source.name, meta(node).module, meta(node).where, columns, sent, total, coding,
-                SYNCHRONOUS if site is None else program.paces.get(site, SYNCHRONOUS), others,
+                node.name,
+                kind,
+                source.name,
+                meta(node).module,
+                meta(node).where,
+                columns,
+                sent,
+                total,
+                coding,
+                SYNCHRONOUS if site is None else program.paces.get(site, SYNCHRONOUS),
+                others,
             )
         )
     return rows
@@ -139,7 +148,9 @@ def explain(program: Program, bound: Any, options: Options, kernel: KernelOf | N
     for row in rows:
         where = row.where.rpartition("/")[2]
         counts = ["-" if n is None else f"{n:,}" for n in (row.rows, row.bytes)]
-        table.add_row(row.kind, row.value, row.module, where, str(row.columns), *counts, str(row.coding), str(row.pace), row.why)
+        table.add_row(
+            row.kind, row.value, row.module, where, str(row.columns), *counts, str(row.coding), str(row.pace), row.why
+        )
     total = sum(r.bytes or 0 for r in rows)
     reduces = sum(1 for n in program.graph.nodes if n.target is ops.all_reduce)
     table.caption = (f"{len(rows)} exchanges, about {total:,} bytes a step from this rank; "

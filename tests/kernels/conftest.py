@@ -45,7 +45,9 @@ def compiled_kernels() -> None:
     missing = [name for name, module in libraries.items() if module.library() is None]
     if missing and _compiler() is None:
         pytest.skip(f"no C++ compiler, and so no compiled kernels: {', '.join(missing)}")
-    assert not missing, f"{_compiler()} is here, and yet {', '.join(missing)} is not built: see what pip install printed"
+    assert not missing, (
+        f"{_compiler()} is here, and yet {', '.join(missing)} is not built: see what pip install printed"
+    )
 
 
 def _compiler() -> str | None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sylvie_fx.ir.errors import KernelError
-from sylvie_fx.kernels.aggregate_layout import EdgeLayout, Rows
+from sylvie_fx.kernels.aggregate_layout import EdgeLayout, Part, Rows
 
 
 def _check(rows: Rows) -> None:
@@ -46,6 +46,27 @@ def test_a_sorted_graph_has_no_permutation_and_small_indices() -> None:
     assert layout.by_source.edge_ids is not None
     assert layout.by_source.edge_ids.dtype == torch.int32
     assert layout.by_destination.degrees.tolist() == [2, 1, 1]
+
+
+def test_constant_values_are_sorted_once_and_others_are_found_by_number() -> None:
+    constant, other = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+    rows = EdgeLayout(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0]), 2, 2, constant=frozenset([constant.data_ptr()]))
+    values, ids = rows.by_destination.sorted_values(constant.view(-1, 1))
+    assert values.flatten().tolist() == [2.0, 3.0, 1.0]
+    assert ids is None
+    assert rows.by_destination.sorted_values(constant.view(-1, 1))[0] is values
+    values, ids = rows.by_destination.sorted_values(other)
+    assert values is other
+    assert ids is not None
+    assert ids.tolist() == [1, 2, 0]
+
+
+def test_edges_of_a_part_keep_their_numbers_in_the_graph() -> None:
+    part = EdgeLayout(torch.tensor([1, 0]), torch.tensor([1, 0]), 2, 2, part=Part(torch.tensor([1, 3]), 5))
+    assert part.by_destination.edge_values == 5
+    assert part.by_destination.edge_ids is not None
+    assert part.by_destination.edge_ids.tolist() == [3, 1]
+    assert part.by_destination.sorted_columns.tolist() == [0, 1]
 
 
 def test_what_does_not_fit_32_bits_keeps_64() -> None:

@@ -50,10 +50,7 @@ def test_narrow_rows_take_the_bits_that_their_header_leaves_free_forward() -> No
 def test_eval_exchanges_exactly_unless_told_otherwise() -> None:
     model = Stack(Sum(2048, 8), Sum(8, 4)).eval()
     assert codings(compiled(model, *graph(2048), bits=1), "eval") == ["exact", "exact"]
-    assert (
-        codings(compiled(model, *graph(2048), bits=1, eval_bits=8), "eval")
-        == ["8-bit dithered shift"] * 2
-    )
+    assert codings(compiled(model, *graph(2048), bits=1, eval_bits=8), "eval") == ["8-bit dithered shift"] * 2
 
 
 def test_partial_sums_are_coded_plain() -> None:

@@ -99,7 +99,9 @@ def test_writes_keep_their_order() -> None:
         program = compiled(Norm(), *graph(2048), passes=sylvie_fx.default_passes().without(*left_out)).program("train")
         found = [n for n in program.graph.nodes if n.op == "call_function" and getattr(n.target, "_schema", None)]
         # The batch of each update tells the two calls of the layer apart.
-        return [f"{n.target} {n.args}" for n in sorted(found, key=lambda n: str(n.args[0])) if n.target._schema.is_mutable]
+        return [
+            f"{n.target} {n.args}" for n in sorted(found, key=lambda n: str(n.args[0])) if n.target._schema.is_mutable
+        ]
 
     assert len(writes()) == 4
     assert writes() == writes(*NEW)
