@@ -14,6 +14,7 @@ from sylvie_fx.passes.infer_placement import InferPlacement
 from sylvie_fx.passes.insert_halo import InsertHalo
 from sylvie_fx.passes.keep_aggregations import KeepAggregations
 from sylvie_fx.passes.manager import PassManager
+from sylvie_fx.passes.merge_reductions import MergeReductions
 from sylvie_fx.passes.order_linear import OrderLinear
 from sylvie_fx.passes.place_halos import PlaceHalos
 from sylvie_fx.passes.quantize import Quantize
@@ -46,6 +47,7 @@ def default_passes() -> PassManager:
         KeepAggregations(),
         Quantize(),
         SyncGradients(),
+        MergeReductions(),
         SplitExchanges(),
         Schedule(),
         BucketGradients(),

@@ -27,7 +27,7 @@ BYTES_A_FLOP = 0.01
 """Price of recomputing on halo rows, in bytes: a 1 Gbit/s link moves a byte while a core makes 100 operations."""
 
 _FIXED = frozenset(
-    {ops.gather, ops.scatter, ops.spmm, ops.halo_exchange, ops.halo_reduce, ops.relayout, ops.all_reduce}
+    {ops.gather, ops.scatter, ops.spmm, ops.halo_exchange, ops.halo_reduce, ops.relayout, ops.all_reduce, ops.all_reduces}
 )
 
 

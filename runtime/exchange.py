@@ -114,19 +114,29 @@ class HaloReduce(torch.autograd.Function):
 
 
 class AllReduce(torch.autograd.Function):
-    """The sum over ranks; every rank's gradient is a term, so that backward is a sum over ranks as well."""
+    """Sums over ranks, in one message for each dtype.
+
+    Every rank's gradient is a term, so that backward is a sum over ranks as well; but where ``shared`` says so every rank
+    has the whole gradient, and backward sends nothing.
+    """
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, transport: Transport, label: str) -> Tensor:
+    def forward(ctx: Any, transport: Transport, label: str, shared: bool, *values: Tensor) -> tuple[Tensor, ...]:
         """Sum over ranks."""
-        ctx.transport, ctx.label = transport, label
-        return transport.all_reduce(value, f"{label} forward")
+        ctx.transport, ctx.label, ctx.shared = transport, label, shared
+        ctx.set_materialize_grads(False)
+        if len(values) == 1:
+            return (transport.all_reduce(values[0], f"{label} forward"),)
+        # Not views of one message: a result may be written to.
+        return tuple(v.clone() for v in reduce_bucket(values, transport, f"{label} forward") if v is not None)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Sum the terms of the gradient."""
-        return ctx.transport.all_reduce(gradient.contiguous(), f"{ctx.label} backward"), None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        """Sum the terms of the gradients."""
+        if ctx.shared:
+            return (None, None, None, *gradients)
+        return (None, None, None, *reduce_bucket(gradients, ctx.transport, f"{ctx.label} backward"))
 
 
 class ReplicatedOutput(torch.autograd.Function):

@@ -96,6 +96,7 @@ class Machine:
             ops.halo_reduce: self._halo_reduce,
             ops.relayout: self._moved,
             ops.all_reduce: self._all_reduce,
+            ops.all_reduces: self._all_reduces,
             ops.replicated_output: self._replicated_output,
             ops.sync_gradients: self._sync_gradients,
             ops.sync_finish: self._sync_finish,
@@ -260,10 +261,14 @@ class Machine:
     ) -> Tensor:
         return self.aggregations.outer(partial, halo, src, dst, weight, reduce, self.links[slot].plan.own)
 
-    def _all_reduce(self, x: Tensor, op: str) -> Tensor:
+    def _all_reduce(self, x: Tensor, op: str, shared: bool = False) -> Tensor:
         if op == "sum":
-            return cast(Tensor, apply(AllReduce, x, self.transport, self._label("all_reduce")))
+            return self._all_reduces([x], op, shared)[0]
         return self.transport.all_reduce(x.detach(), self._label("all_reduce"), op)  # type: ignore[arg-type]
+
+    def _all_reduces(self, xs: list[Tensor], op: str, shared: bool = False) -> tuple[Tensor, ...]:
+        assert op == "sum"
+        return cast("tuple[Tensor, ...]", apply(AllReduce, self.transport, self._label("all_reduce"), shared, *xs))
 
     def _replicated_output(self, x: Tensor) -> Tensor:
         return cast(Tensor, apply(ReplicatedOutput, x, self.transport.rank))

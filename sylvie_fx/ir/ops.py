@@ -226,7 +226,8 @@ for _schema in (
     "spmm_halo(Tensor partial, Tensor halo, Tensor src, Tensor dst, Tensor? weight, str reduce, int slot) -> Tensor",
     "sync_start(Tensor[] parameters, int[] positions) -> Tensor[]",
     "sync_finish(Tensor[] parameters) -> Tensor[]",
-    "all_reduce(Tensor x, str op) -> Tensor",
+    "all_reduce(Tensor x, str op, bool shared=False) -> Tensor",
+    "all_reduces(Tensor[] xs, str op, bool shared=False) -> Tensor[]",
     "replicated_output(Tensor x) -> Tensor",
     "sync_gradients(Tensor[] parameters) -> Tensor[]",
 ):
@@ -251,12 +252,13 @@ spmm_halo = torch.ops.sylvie.spmm_halo.default
 sync_start = torch.ops.sylvie.sync_start.default
 sync_finish = torch.ops.sylvie.sync_finish.default
 all_reduce = torch.ops.sylvie.all_reduce.default
+all_reduces = torch.ops.sylvie.all_reduces.default
 replicated_output = torch.ops.sylvie.replicated_output.default
 sync_gradients = torch.ops.sylvie.sync_gradients.default
 
 CROSSING = frozenset({
     halo_exchange, halo_reduce, relayout, halo_start, halo_wait, spmm_inner, spmm_halo,
-    all_reduce, replicated_output, sync_gradients, sync_start, sync_finish,
+    all_reduce, all_reduces, replicated_output, sync_gradients, sync_start, sync_finish,
 })  # fmt: skip
 """Operators that only a machine can run."""
 

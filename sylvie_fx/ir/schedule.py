@@ -252,9 +252,11 @@ def _actions(
         elif node.target is ops.sync_finish:
             # Autograd comes to the last bucket first.
             yield node, [], [Action(Verb.WAIT, "", BACKWARD, bucket) for bucket in reversed(buckets.values())]
-        elif node.target in (ops.all_reduce, ops.sync_gradients):
-            forward = [] if node.target is ops.sync_gradients else [Action(Verb.REDUCE, node.name)]
-            yield node, forward, [Action(Verb.REDUCE, node.name, BACKWARD)]
+        elif node.target is ops.sync_gradients:
+            yield node, [], [Action(Verb.REDUCE, node.name, BACKWARD)]
+        elif node.target in (ops.all_reduce, ops.all_reduces):
+            shared = len(node.args) > 2 and bool(node.args[2])
+            yield node, [Action(Verb.REDUCE, node.name)], [] if shared else [Action(Verb.REDUCE, node.name, BACKWARD)]
         elif node.target is not operator.getitem:
             yield node, [Action(Verb.COMPUTE, node.name)], [Action(Verb.COMPUTE, node.name, BACKWARD)]
 

@@ -152,7 +152,7 @@ def explain(program: Program, bound: Any, options: Options, kernel: KernelOf | N
             row.kind, row.value, row.module, where, str(row.columns), *counts, str(row.coding), str(row.pace), row.why
         )
     total = sum(r.bytes or 0 for r in rows)
-    reduces = sum(1 for n in program.graph.nodes if n.target is ops.all_reduce)
+    reduces = sum(1 for n in program.graph.nodes if n.target in (ops.all_reduce, ops.all_reduces))
     table.caption = (f"{len(rows)} exchanges, about {total:,} bytes a step from this rank; "
                      f"{reduces} small all_reduce forward; "
                      "one all_reduce for the gradients of the parameters")  # fmt: skip

@@ -133,14 +133,17 @@ def test_bytes_of_a_one_bit_exchange() -> None:
         assert coded == rows * 36 + messages * 32
 
 
-def test_all_reduce_sums_values_and_gradients() -> None:
-    def run(transport: Transport, link: Link, layout: RowLayout) -> tuple[float, float]:
+@pytest.mark.parametrize("shared", [False, True])
+def test_all_reduce_sums_values_and_gradients(shared: bool) -> None:
+    def run(transport: Transport, link: Link, layout: RowLayout) -> tuple[float, float, float, int]:
         value = torch.tensor([float(transport.rank + 1)], requires_grad=True)
-        total = AllReduce.apply(value, transport, "total")
-        (total * (transport.rank + 1)).sum().backward()
-        return total.item(), value.grad.item()
+        total, count = AllReduce.apply(transport, "total", shared, value, torch.ones(2))
+        sent = transport.messages_sent
+        (total * (6.0 if shared else transport.rank + 1)).sum().backward()
+        total.detach().zero_()
+        return count.tolist(), value.grad.item(), total.item(), transport.messages_sent - sent
 
-    assert on_ranks(run) == [(6.0, 6.0)] * PARTS
+    assert on_ranks(run) == [([3.0, 3.0], 6.0, 0.0, 0 if shared else PARTS - 1)] * PARTS
 
 
 def test_parameters_without_a_part_in_the_loss_keep_no_gradient() -> None:
