@@ -285,7 +285,8 @@ class DistributedModule(nn.Module):
         notes = self._engine.notes(compiled.program)
         lines = [f"captured again, on the whole graph: {compiled.again}"] if compiled.again else []
         lines += ["at run time:", *(f"  {note}" for note in notes)] if notes else []
-        return explain(compiled.program, bound, self.options, kernel_name) + "".join(f"{line}\n" for line in lines)
+        same = self._engine.transport.same_host() if compiled.program.near and bound is not None else None
+        return explain(compiled.program, bound, self.options, kernel_name, same) + "".join(f"{line}\n" for line in lines)
 
     @property
     def stats(self) -> Stats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from torch import fx
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.coding import ExchangeCoding
 from sylvie_fx.ir.options import Options
-from sylvie_fx.ir.pace import SYNCHRONOUS, Pace
+from sylvie_fx.ir.pace import SYNCHRONOUS, Pace, Tier
 from sylvie_fx.ir.program import Program, meta, shape
 
 
@@ -35,6 +35,7 @@ class ExchangeRow:
         bytes: Payload bytes that this rank sends in a step, forward and backward; None before data is bound.
         coding: How the rows travel, forward and backward.
         pace: How old they may be.
+        near: Both of rows to ranks of the same host, where a policy says that apart.
         why: Other values that could have crossed, and the bytes a row that they would cost.
     """
 
@@ -48,11 +49,21 @@ class ExchangeRow:
     bytes: int | None
     coding: ExchangeCoding
     pace: Pace
+    near: Tier | None
     why: str
 
 
-def exchange_rows(program: Program, bound: Any, options: Options) -> list[ExchangeRow]:
-    """The exchanges of a program in order; those that move no row on this graph are left out once it is bound."""
+def exchange_rows(
+    program: Program, bound: Any, options: Options, same_host: Sequence[bool] | None = None
+) -> list[ExchangeRow]:
+    """The exchanges of a program in order; those that move no row on this graph are left out once it is bound.
+
+    Args:
+        program: A rewritten program.
+        bound: What the machine runs on, for numbers of rows and bytes; None to leave them out.
+        options: The options of distribute().
+        same_host: For each rank whether it runs on the host of this one; None for no rank.
+    """
     rows = []
     kinds = {
         ops.halo_exchange: "halo", ops.halo_start: "halo", ops.halo_reduce: "reduce", ops.relayout: "relayout"
@@ -68,21 +79,20 @@ def exchange_rows(program: Program, bound: Any, options: Options) -> list[Exchan
         assert isinstance(source, fx.Node)
         value = source.meta["val"]
         columns = math.prod(int(s) for s in shape(source) if not s.free_symbols)
-        sent = sum(len(s) for s in plan.send_rows) if plan is not None else None
-        back = plan.halo if plan is not None else None
-        if kind == "reduce":
-            sent, back = back, sent
         backward = program.mode == "train" and _needs_gradient(source)
         site = ops.exchange_site(node)
         coding = ExchangeCoding() if site is None else program.codings.get(site, ExchangeCoding())
-        total = None
-        if sent is not None and back is not None:
-            there = sent * coding.forward.row_bytes(columns, value.element_size())
-            total = (
-                0
-                if coding.once
-                else int(there + (back * coding.backward.row_bytes(columns, value.element_size()) if backward else 0))
-            )
+        near = None if site is None else program.near.get(site)
+        sent = total = None
+        if plan is not None:
+            ways = [[len(s) for s in plan.send_rows], plan.receive_counts]
+            there, back = reversed(ways) if kind == "reduce" else ways
+            sent, total = sum(there), 0
+            for peer, (out, home) in enumerate(zip(there, back, strict=True)):
+                used = near.coding if near is not None and same_host is not None and same_host[peer] else coding
+                if not coding.once:
+                    total += int(out * used.forward.row_bytes(columns, value.element_size()))
+                    total += int(home * used.backward.row_bytes(columns, value.element_size())) if backward else 0
         others = ", ".join(f"{name} {cost:g}" for name, cost in meta(node).considered if name != source.name)
         rows.append(
             ExchangeRow(
@@ -96,6 +106,7 @@ def exchange_rows(program: Program, bound: Any, options: Options) -> list[Exchan
                 total,
                 coding,
                 SYNCHRONOUS if site is None else program.paces.get(site, SYNCHRONOUS),
+                near,
                 others,
             )
         )
@@ -116,10 +127,23 @@ def _needs_gradient(node: fx.Node) -> bool:
     return False
 
 
+def _how(row: ExchangeRow) -> tuple[str, str]:
+    """How rows travel, and how old they may be; in second lines the same within a host."""
+    if row.near is None:
+        return str(row.coding), str(row.pace)
+    return f"{row.coding}\nwithin a host {row.near.coding}", f"{row.pace}\nwithin a host {row.near.pace}"
+
+
 KernelOf: TypeAlias = Callable[[torch.dtype, torch.device], str]
 
 
-def explain(program: Program, bound: Any, options: Options, kernel: KernelOf | None = None) -> str:
+def explain(
+    program: Program,
+    bound: Any,
+    options: Options,
+    kernel: KernelOf | None = None,
+    same_host: Sequence[bool] | None = None,
+) -> str:
     """The table of exchanges as text.
 
     Args:
@@ -127,6 +151,7 @@ def explain(program: Program, bound: Any, options: Options, kernel: KernelOf | N
         bound: What the machine runs on, for numbers of rows and bytes; None to leave them out.
         options: The options of distribute().
         kernel: Names what an aggregation of values of a type on a device runs on.
+        same_host: For each rank whether it runs on the host of this one; None for no rank.
     """
     table = Table(title=f"exchanges of the {program.mode} program", title_justify="left")
     for name in (
@@ -144,13 +169,11 @@ def explain(program: Program, bound: Any, options: Options, kernel: KernelOf | N
         table.add_column(
             name, justify="right" if name in ("numbers a row", "rows sent", "bytes a step") else "left", overflow="fold"
         )
-    rows = exchange_rows(program, bound, options)
+    rows = exchange_rows(program, bound, options, same_host)
     for row in rows:
         where = row.where.rpartition("/")[2]
         counts = ["-" if n is None else f"{n:,}" for n in (row.rows, row.bytes)]
-        table.add_row(
-            row.kind, row.value, row.module, where, str(row.columns), *counts, str(row.coding), str(row.pace), row.why
-        )
+        table.add_row(row.kind, row.value, row.module, where, str(row.columns), *counts, *_how(row), row.why)
     total = sum(r.bytes or 0 for r in rows)
     reduces = sum(1 for n in program.graph.nodes if n.target in (ops.all_reduce, ops.all_reduces))
     table.caption = (f"{len(rows)} exchanges, about {total:,} bytes a step from this rank; "

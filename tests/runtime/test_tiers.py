@@ -29,7 +29,8 @@ class Sum(nn.Module):
 
 
 def on_hosts(weights: list[float], threaded: bool, **options: Any) -> list[tuple[Tensor, Tensor, str]]:
-    """What node ``i`` on rank ``i`` sums over edges from both other nodes, step by step; its last gradient; a program."""
+    """What node ``i`` on rank ``i`` sums over edges from both other nodes, step by step; its last gradient; a program and
+    its table."""
     cache, model = ProgramCache(), Sum()
     edges = torch.tensor([[1, 2, 0, 2, 0, 1], [0, 0, 1, 1, 2, 2]])
 
@@ -49,7 +50,7 @@ def on_hosts(weights: list[float], threaded: bool, **options: Any) -> list[tuple
             out = net(x, e)
             (out * weight).sum().backward()
             found.append(out.detach().as_subclass(Tensor)[0, 0])
-        return torch.stack(found), net.module.linear.weight.grad[0, 0].clone(), str(net.program("train"))
+        return torch.stack(found), net.module.linear.weight.grad[0, 0].clone(), str(net.program("train")) + net.explain("train")
 
     return run_ranks(3, rank, 30.0)
 
@@ -73,6 +74,11 @@ def test_bits_depend_on_the_host() -> None:
         assert "to ranks of the same host:" in text
         assert "site 0: exact, staleness 0" in text
         assert "bit dithered shift" in text
+        assert "within a host exact" in text
+    # A row of four float64 and a gradient to each of two ranks: 64 bytes within the host; 8 and 5 between hosts.
+    texts = [text for *_, text in on_hosts([1.0, 2.0], False, policy=policy)]
+    assert ["about 77 bytes a step" in text for text in texts] == [True, True, False]
+    assert "about 26 bytes a step" in texts[2]
 
 
 def test_one_host_has_no_other_kind() -> None:
