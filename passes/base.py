@@ -21,11 +21,13 @@ class PassContext:
         options: The options of distribute().
         captured: The program as it was captured; None where nothing is to be compared with it.
         samples: The tensors that it was captured with.
+        link: Gbit/s between ranks, for each core that a rank computes with: what bytes are weighed against work by.
     """
 
     options: Options = field(default_factory=Options)
     captured: Program | None = None
     samples: tuple[Tensor, ...] = ()
+    link: float = 1.0
 
 
 class Pass(ABC):

@@ -23,8 +23,11 @@ from sylvie_fx.passes.local_sizes import SHAPED
 
 aten = torch.ops.aten
 
-BYTES_A_FLOP = 0.01
-"""Price of recomputing on halo rows, in bytes: a 1 Gbit/s link moves a byte while a core makes 100 operations."""
+FLOPS, SWEPT, MESSAGE = 50.0, 10.0, 50.0
+"""Of one core, as measured: operations of a matrix product and bytes read or written a nanosecond; nanoseconds that a
+row takes for being in one message more, where a message has some thousands."""
+
+_PRODUCTS = frozenset({aten.linear.default, aten.mm.default, aten.matmul.default, aten.addmm.default, aten.bmm.default})
 
 _FIXED = frozenset(
     {ops.gather, ops.scatter, ops.spmm, ops.halo_exchange, ops.halo_reduce, ops.relayout, ops.all_reduce, ops.all_reduces}
@@ -33,16 +36,17 @@ _FIXED = frozenset(
 
 @dataclass(frozen=True)
 class PlaceHalos(Pass):
-    """Let the values cross that cost the fewest bytes, and recompute what is row-local on the halo rows.
+    """Let the values cross that cost the least time, and recompute what is row-local on the halo rows.
 
     A gather needs a value on own and halo rows; what lies between two aggregations can be computed on either side of
     the wire. For each exchange the values that cross are a minimum cut (Ford and Fulkerson, 1956; networkx) between
-    what only the owner can know (inputs, aggregated neighbours) and what is gathered. A value's capacity is its bytes a
-    row and step with its codec, forward and backward; an input without gradient crosses once and costs nothing;
-    recomputing costs a little, so that ties go to less work.
+    what only the owner can know (inputs, aggregated neighbours) and what is gathered. A value's capacity is the time that a
+    row of it takes in a step with its codec, forward and backward: its bytes over the link, and the sweeps over memory that
+    collect and spread it. An input without gradient crosses once and costs nothing; recomputing costs its operations and
+    sweeps.
 
     Requires: insert-halo.
-    Ensures: no exchange costs more bytes than before; what crosses is enough for every gather of the exchange.
+    Ensures: what crosses is enough for every gather of the exchange.
 
     Before::
 
@@ -57,7 +61,6 @@ class PlaceHalos(Pass):
     """
 
     name: ClassVar[str] = "place-halos"
-    bytes_a_flop: float = BYTES_A_FLOP
 
     def run(self, program: Program, context: PassContext) -> Program:
         """Cut in front of each exchange, once."""
@@ -65,7 +68,7 @@ class PlaceHalos(Pass):
         for slot in program.slots:
             needed = [n for n in program.graph.nodes if n.target is ops.halo_exchange and n.args[1] == slot.number]
             needed = [n for n in needed if not meta(n).considered]
-            cut = _Cut(program, context, slot.number, *slot.source, self.bytes_a_flop)
+            cut = _Cut(program, context, slot.number, *slot.source)
             for exchanges in cut.groups(needed):
                 cut.apply(exchanges)
             cuts.append(cut)
@@ -75,10 +78,8 @@ class PlaceHalos(Pass):
 
 
 class _Cut:
-    def __init__(
-        self, program: Program, context: PassContext, slot: int, component: int, space: str, price: float
-    ) -> None:
-        self.program, self.options, self.slot, self.price = program, context.options, slot, price
+    def __init__(self, program: Program, context: PassContext, slot: int, component: int, space: str) -> None:
+        self.program, self.options, self.slot, self.link = program, context.options, slot, context.link
         self.space, self.component = space, component
         self.extended: dict[fx.Node, fx.Node] = {}
 
@@ -177,49 +178,61 @@ class _Cut:
         """Bytes a row and step, forward and backward."""
         if depends_on_inputs_alone(self.program, node):
             return 0.0
-        val = node.meta["val"]
-        columns = math.prod(int(s) for s in shape(node) if not s.free_symbols)
+        val, columns = node.meta["val"], _columns(node)
         coding = self.options.coding(self.program.mode, module, columns)
         size = val.element_size()
         total = coding.forward.row_bytes(columns, size)
-        if self.program.mode == "train" and needs_gradient(self.program, node):
+        if self._learns(node):
             total += coding.backward.row_bytes(columns, size)
         return total
 
-    def _work(self, node: fx.Node) -> float:
-        """Operations a row."""
-        if node.op != "call_function":
+    def _sent(self, node: fx.Node, module: str) -> float:
+        """Nanoseconds a row and step: on the link, and in memory where it is collected, copied and spread."""
+        wire = self._bytes(node, module)
+        if wire == 0.0:
             return 0.0
-        columns = math.prod(int(s) for s in shape(node) if not s.free_symbols)
-        inner = 1
-        if node.target in (
-            aten.linear.default,
-            aten.mm.default,
-            aten.matmul.default,
-            aten.addmm.default,
-            aten.bmm.default,
-        ):
-            first = node.args[1 if node.target is aten.addmm.default else 0]
+        return 8 * wire / self.link + 3 * self._swept(node) + MESSAGE
+
+    def _recomputed(self, node: fx.Node) -> float:
+        """Nanoseconds a row and step."""
+        target = node.target
+        if node.op != "call_function" or not isinstance(target, OpOverload):
+            return 0.0
+        if target in _PRODUCTS:
+            first = node.args[1 if target is aten.addmm.default else 0]
             assert isinstance(first, fx.Node)
             last = shape(first)[-1]
-            inner = 2 * int(last) if not last.free_symbols else 1
-        return float(columns * inner)
+            directions = 1
+            if self._learns(node):
+                directions += 1 + self._learns(first)
+            return _columns(node) * 2 * (1 if last.free_symbols else int(last)) * directions / FLOPS
+        alias = target._schema.returns[0].alias_info if target._schema.returns else None
+        return 0.0 if alias is not None else self._swept(node)
+
+    def _swept(self, node: fx.Node) -> float:
+        """Nanoseconds that one reading and one writing of a row take, and as much for its gradient's."""
+        directions = 2 if self._learns(node) else 1
+        size: int = node.meta["val"].element_size()
+        return 2 * directions * _columns(node) * size / SWEPT
+
+    def _learns(self, node: fx.Node) -> bool:
+        return self.program.mode == "train" and needs_gradient(self.program, node)
 
     def _minimum(self, region: list[fx.Node], wanted: list[fx.Node], module: str) -> list[fx.Node]:
-        """The values of a minimum cut. Capacities are whole thousandths of a byte, so that ties are ties."""
+        """The values of a minimum cut. Capacities are whole picoseconds, so that ties are ties."""
         network = nx.DiGraph()
         network.add_node("owner")
         network.add_node("halo")
         for node in region:
             enters, leaves = (node, "in"), (node, "out")
             if self._can_cross(node):
-                network.add_edge(enters, leaves, capacity=round(1000 * self._bytes(node, module)) + 1)
+                network.add_edge(enters, leaves, capacity=round(1000 * self._sent(node, module)) + 1)
             else:
                 network.add_edge(enters, leaves)
             if not self._recomputable(node):
                 network.add_edge("owner", enters)  # without capacity: infinite
             else:
-                network.add_edge("owner", enters, capacity=round(1000 * self.price * self._work(node)))
+                network.add_edge("owner", enters, capacity=round(1000 * self._recomputed(node)))
                 for operand in node.all_input_nodes:
                     if self._is_ours(operand):
                         network.add_edge((operand, "out"), enters)
@@ -286,3 +299,8 @@ class _Cut:
             node.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)  # type: ignore[misc]
             graph.erase_node(node)
         graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or has_effect(n))
+
+
+def _columns(node: fx.Node) -> int:
+    """Numbers in a row."""
+    return math.prod(int(s) for s in shape(node) if not s.free_symbols)

@@ -141,7 +141,7 @@ class InProcessTransport(Collectives):
         self.bytes_sent = self.messages_sent = 0
         self._group = group
         self._steps: Counter[str] = Counter()
-        self.threaded, self.host = False, "this process"
+        self.threaded, self.processes, self.host = False, False, "this process"
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._closed = False

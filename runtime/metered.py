@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sylvie_fx.ir.timeline import StepCounters
 from sylvie_fx.runtime.counters import Counters
+from sylvie_fx.runtime.link_speed import LinkSpeed, measure_link
 from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.transport import Pending, ReduceOp, Transport
 
@@ -51,7 +53,7 @@ class MeteredTransport:
     def __init__(self, inner: Transport) -> None:
         self.inner, self.meter, self.counters = inner, Meter(), Counters()
         self.rank, self.size, self.timeout, self.threaded = inner.rank, inner.size, inner.timeout, inner.threaded
-        self.host = inner.host
+        self.host, self.processes = inner.host, inner.processes
         self._hosts: list[str] | None = None
         self.recorder = Recorder(inner.rank)
         self.marks: list[StepCounters] = []
@@ -116,6 +118,15 @@ class MeteredTransport:
         if self._hosts is None:
             self._hosts = self.all_gather_object(self.host, "hosts")
         return [host == self.host for host in self._hosts]
+
+    def link_speed(self, device: torch.device) -> LinkSpeed:
+        """The speed of the links between ranks, which all ranks ask for together; nothing of it is counted."""
+        if not self.processes:
+            return LinkSpeed(1.0)
+        before = self.inner.bytes_sent
+        found = measure_link(self.inner, device)
+        self._base += self.inner.bytes_sent - before
+        return found
 
     def next_number(self) -> int:
         """See Transport.next_number."""

@@ -57,7 +57,7 @@ class ProcessGroupTransport(Collectives):
             raise CommError("this process is not a member of the process group")
         self.rank, self.size, self.timeout = dist.get_rank(self._group), dist.get_world_size(self._group), timeout
         self.host = os.environ.get("SYLVIE_FX_HOST") or socket.gethostname()
-        self.threaded = self.size > 1 and spare_core()
+        self.threaded, self.processes = self.size > 1 and spare_core(), self.size > 1
         self.bytes_sent = self.messages_sent = 0
         self._name = str(self._group.group_name)
         self._backends = _backends(dist.get_backend_config(self._group))

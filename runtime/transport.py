@@ -43,6 +43,7 @@ class Transport(Protocol):
         timeout: Seconds that a wait lasts at most.
         host: Names the machine that this rank runs on.
         threaded: Whether there is a wire that threads of a machine can wait for while it computes.
+        processes: Whether ranks are processes, between which bytes take their time.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class Transport(Protocol):
     timeout: float
     host: str
     threaded: bool
+    processes: bool
 
     @property
     def bytes_sent(self) -> int:

@@ -284,6 +284,8 @@ class DistributedModule(nn.Module):
         bound = next((b for p, b in self._engine.bound() if p is compiled.program), None)
         notes = self._engine.notes(compiled.program)
         lines = [f"captured again, on the whole graph: {compiled.again}"] if compiled.again else []
+        if self.transport.size > 1:
+            lines.append(f"what crosses was chosen for a link of {self._engine.link}")
         lines += ["at run time:", *(f"  {note}" for note in notes)] if notes else []
         same = self._engine.transport.same_host() if compiled.program.near and bound is not None else None
         return explain(compiled.program, bound, self.options, kernel_name, same) + "".join(f"{line}\n" for line in lines)

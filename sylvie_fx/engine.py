@@ -38,6 +38,7 @@ from sylvie_fx.leaves import (
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.manager import PassManager, Snapshot
 from sylvie_fx.runtime.bind import Binder, Bound, run_prologue
+from sylvie_fx.runtime.link_speed import LinkSpeed
 from sylvie_fx.runtime.machine import Machine
 from sylvie_fx.runtime.metered import MeteredTransport
 
@@ -133,8 +134,14 @@ class Engine:
         self.debug = debug or DebugOptions()
         self.cache = cache or ProgramCache()
         self.call: Call = plain_call
+        self.link = LinkSpeed(1.0 if options.link == "auto" else float(options.link))
         self.draws = itertools.count()
         self._bindings: OrderedDict[Hashable, _Binding] = OrderedDict()
+
+    def measure_link(self, device: torch.device) -> None:
+        """Measure the link once, where it was not given; all ranks call it together."""
+        if self.options.link == "auto" and self.transport.processes and self.link.measured is None:
+            self.link = self.transport.link_speed(device)
 
     def compile(
         self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, key: Hashable
@@ -239,7 +246,7 @@ class Engine:
             )
         # Not on the whole graph: it would run there, on every rank.
         original = None if isinstance(module, Function) or whole_graph else captured.program.snapshot()
-        context = PassContext(self.options, original, tuple(samples))
+        context = PassContext(self.options, original, tuple(samples), self.link.link)
         program, snapshots = self.passes.run(captured.program, context)
         if not isinstance(module, Function):
             self.debug.show(snapshots)

@@ -57,6 +57,9 @@ class Options:
         policy: Links of two kinds: ``{"intra_host": {"bits": 16, "staleness": 0}, "inter_host": {"bits": 1, "staleness": 1}}``.
             What a kind leaves out is as given for all. The minimum cut counts the bytes between hosts; partial sums and moved
             rows travel to everybody as between hosts.
+        link: Gbit/s between ranks for each core of a rank, by which the minimum cut weighs what crosses against what is
+            computed again on halo rows. ``"auto"`` is measured in ``shard`` and rounded to a power of ten; 1 where the ranks
+            are threads of one process. ``explain()`` shows it.
         seed: Seed of dropout masks and of random rounding; the same on every rank.
         timeout: Seconds that a rank waits for a peer before it raises CommError.
 
@@ -79,6 +82,7 @@ class Options:
     refresh_every: int = 0
     recompute: bool = False
     policy: Any = None
+    link: Any = "auto"
     seed: int = 0
     timeout: float = 300.0
     _rules: Mapping[str, tuple[tuple[str, int, int], ...]] = field(default_factory=dict, repr=False, compare=False)
@@ -124,6 +128,8 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name}={value!r}", remedy=f"give a whole number of steps, {least} or more")
+        if self.link != "auto" and not (isinstance(self.link, (int, float)) and self.link > 0):
+            raise OptionError(f"link={self.link!r}", remedy='give a number of Gbit/s above 0, or "auto"')
         if not self.timeout > 0:
             raise OptionError(f"timeout={self.timeout!r}", remedy="give a number of seconds above 0")
 

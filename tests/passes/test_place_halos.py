@@ -49,6 +49,12 @@ def test_inputs_cross_once_where_recomputing_is_cheap() -> None:
     assert [(r.value, r.coding.once) for r in rows] == [("args_0", True)]
 
 
+def test_a_slow_link_is_spared_by_computing_again_what_a_fast_one_brings() -> None:
+    for link, values in ((0.1, ["args_0"]), (100.0, ["linear"])):
+        net = compiled(Sum(2048, 1), *graph(2048), link=link)
+        assert [row.value for row in exchange_rows(net.program("train"), None, Options())] == values
+
+
 def test_the_cut_never_costs_more_than_exchanging_at_the_gather() -> None:
     for model in (
         Attention(12, 6),

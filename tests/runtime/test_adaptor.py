@@ -95,6 +95,8 @@ def test_rows_that_move_too_far_are_waited_for_again(monkeypatch: pytest.MonkeyP
         ({"stale": "guess"}, "stale='guess'"),
         ({"drift": 0.0}, "drift=0.0"),
         ({"refresh_every": -1}, "refresh_every=-1"),
+        ({"link": 0}, "link=0"),
+        ({"link": "fast"}, "link='fast'"),
     ],
 )
 def test_options_that_mean_nothing(options: dict[str, Any], text: str) -> None:
