@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from sylvie_fx.capture.dgl_index import Size, StandInIndex, refusal
+from sylvie_fx.capture.dgl_index import Size, StandInIndex, refusal, user_frame
 from sylvie_fx.capture.dgl_len import symbolic_len
 from sylvie_fx.capture.dgl_promises import Ledger, Promise, Replay, tag
 from sylvie_fx.capture.size_numbers import size_as_number
@@ -197,12 +197,27 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
                 "the method send_and_recv() for a part of the edges", "the captured program works on all of them",
                 remedy="use update_all(), or send_and_recv(graph.edges(), ...) without a function for nodes",
             )  # fmt: skip
+        self._promise_single_edges()
         results = dgl.core.message_passing(self, message_func, reduce_func, None)
         reached = self.in_degrees() > 0
         for name, value in results.items():
             before = self.ndata[name] if name in self.ndata else torch.zeros_like(value)
             results[name] = torch.where(reached.view(-1, *[1] * (value.dim() - 1)), value, before)
         self._set_n_repr(0, dgl.base.ALL, results)
+
+    def _promise_single_edges(self) -> None:
+        """Of parallel edges DGL sends one message along one of them, as often as there are edges: which is not said."""
+        replay, remedy = self._replay, "use update_all(), which sends along every edge"
+        if replay is None:
+            raise refusal("the method send_and_recv()", "edges were added or removed, and may be parallel", remedy=remedy)
+        if self._ledger.real is not None and replay(self._ledger.real).is_multigraph:
+            raise refusal(
+                "the method send_and_recv() by the ends of edges", "of parallel edges DGL takes an arbitrary one", remedy=remedy
+            )
+        self.promises.append(
+            Promise("the graph had no parallel edges for send_and_recv(): is_multigraph was False", False,
+                    lambda graph: replay(graph).is_multigraph, user_frame())
+        )  # fmt: skip
 
     def add_edges(self, u: Any, v: Any, data: Mapping[str, Tensor] | None = None, etype: Any = None) -> None:
         """Append edges between nodes that exist, in place."""

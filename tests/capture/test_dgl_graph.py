@@ -113,6 +113,29 @@ def test_send_and_recv_along_all_edges() -> None:
     assert "send_and_recv() for a part of the edges" in reversed_ends
 
 
+def test_send_and_recv_along_parallel_edges_is_refused() -> None:
+    """DGL looks the edges up by their ends, and finds the same one of several each time."""
+
+    class Model(torch.nn.Module):
+        def forward(self, graph: Any, x: Tensor, weight: Tensor) -> Any:
+            with graph.local_scope():
+                graph.ndata["h"], graph.edata["w"] = x, weight
+                graph.send_and_recv(graph.edges(), fn.u_mul_e("h", "w", "m"), fn.sum("m", "new"))
+                return graph.ndata["new"]
+
+    parallel = dgl.graph(([0, 0, 1, 2, 3], [1, 1, 2, 3, 0]), num_nodes=4)
+    single = dgl.graph(([0, 3, 1, 2, 3], [1, 1, 2, 3, 0]), num_nodes=4)
+    x, weight = torch.randn(4, D), torch.rand(5, 1)
+    assert sylvie_fx.verify(Model(), single, x, weight, parts=2).exact
+    report = sylvie_fx.verify(Model(), parallel, x, weight, parts=2)
+    assert report.refused is not None
+    assert "of parallel edges DGL takes an arbitrary one" in report.refused
+    net = sylvie_fx.distribute(Model())
+    net(*net.shard(single, x, weight))
+    with pytest.raises(sylvie_fx.SylvieError, match="no parallel edges"):
+        net(*net.shard(parallel, x, weight))
+
+
 def test_apply_on_subsets() -> None:
     def forward(graph: Any, x: Tensor) -> Any:
         few = torch.tensor([1, 3])
