@@ -1,13 +1,13 @@
 """An epoch on one process beside unmodified PyG and DGL: forward, backward and a step of Adam, one thread.
 
-    python benchmarks/local.py [--full] [--shape power grid hub] [--models GCN GAT …] [--nodes 20000] [--edges 400000]
+    python benchmarks/local.py [--full] [--shape power grid hub clusters] [--models GCN GAT …] [--nodes 20000] [--edges 400000]
                                [--hidden 64] [--rounds 3] [--scale 1 4 16] [--processes 2] [--clock wall] [--json FILE]
 
 Every way runs once a round in turn, so that a disturbance of the machine strikes all of them; figures are medians over
 the rounds, with the spread (largest less smallest) in brackets, and ratios are medians of the rounds' ratios. The first
 round, which captures and compiles, is left out. ``ours/PyG`` is the PyG model distributed over one process, ``ours/DGL``
-the DGL model. ``--full`` is 50k nodes and 1.5M edges. Shapes: a power law, a grid, and a random graph with a hub that
-every hundredth edge starts or ends in.
+the DGL model. ``--full`` is 50k nodes and 1.5M edges. Shapes: a power law, a grid, a random graph with a hub that
+every hundredth edge starts or ends in, and 64 clusters, which 2 of 100 edges leave, with nodes in random order.
 
 Times are of the processor, so that other programs on the machine disturb little (``--clock wall`` for the clock on the
 wall). With ``--processes``, ``speed-up`` is one process's time over that of the slowest of so many processes, which
@@ -37,7 +37,7 @@ import sylvie_fx
 from sylvie_fx.graphs.generators import grid_graph, power_law_graph
 
 Way = Callable[[], object]
-FEATURES, CLASSES, HEADS, STEPS = 64, 16, 4, 10
+FEATURES, CLASSES, HEADS, STEPS, CLUSTERS = 64, 16, 4, 10, 64
 NAMES = ("GCN", "SAGE mean", "SAGE max", "GAT", "GATv2", "GIN", "APPNP")
 
 
@@ -116,6 +116,12 @@ def make_graph(shape: str, nodes: int, edges: int) -> Tensor:
     elif shape == "grid":
         side = math.isqrt(nodes)
         index = grid_graph(side, side, FEATURES, CLASSES).edge_index
+    elif shape == "clusters":
+        generator, size = torch.Generator().manual_seed(0), max(nodes // CLUSTERS, 1)
+        index = torch.randint(nodes, (2, edges), generator=generator)
+        near = index[0] // size * size + torch.randint(size, (edges,), generator=generator)
+        index[1] = torch.where(torch.rand(edges, generator=generator) < 0.02, index[1], near.clamp_(max=nodes - 1))
+        index = torch.randperm(nodes, generator=generator)[index]
     else:
         index = torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(0))
         index[0, ::200] = 0
@@ -255,7 +261,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="no further round of a model after so many seconds")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--shape", nargs="*", choices=("power", "grid", "hub"), default=["power"])
+    parser.add_argument("--shape", nargs="*", choices=("power", "grid", "hub", "clusters"), default=["power"])
     parser.add_argument("--models", nargs="*", choices=NAMES, default=list(NAMES))
     parser.add_argument("--skip", nargs="*", default=[], help="ways that are not run, such as PyG")
     parser.add_argument("--full", action="store_true", help="50k nodes, 1.5M edges")

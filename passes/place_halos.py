@@ -30,7 +30,16 @@ row takes for being in one message more, where a message has some thousands."""
 _PRODUCTS = frozenset({aten.linear.default, aten.mm.default, aten.matmul.default, aten.addmm.default, aten.bmm.default})
 
 _FIXED = frozenset(
-    {ops.gather, ops.scatter, ops.spmm, ops.halo_exchange, ops.halo_reduce, ops.relayout, ops.all_reduce, ops.all_reduces}
+    {
+        ops.gather,
+        ops.scatter,
+        ops.spmm,
+        ops.halo_exchange,
+        ops.halo_reduce,
+        ops.relayout,
+        ops.all_reduce,
+        ops.all_reduces,
+    }
 )
 
 

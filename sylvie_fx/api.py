@@ -288,7 +288,9 @@ class DistributedModule(nn.Module):
             lines.append(f"what crosses was chosen for a link of {self._engine.link}")
         lines += ["at run time:", *(f"  {note}" for note in notes)] if notes else []
         same = self._engine.transport.same_host() if compiled.program.near and bound is not None else None
-        return explain(compiled.program, bound, self.options, kernel_name, same) + "".join(f"{line}\n" for line in lines)
+        return explain(compiled.program, bound, self.options, kernel_name, same) + "".join(
+            f"{line}\n" for line in lines
+        )
 
     @property
     def stats(self) -> Stats:

@@ -50,7 +50,11 @@ def on_hosts(weights: list[float], threaded: bool, **options: Any) -> list[tuple
             out = net(x, e)
             (out * weight).sum().backward()
             found.append(out.detach().as_subclass(Tensor)[0, 0])
-        return torch.stack(found), net.module.linear.weight.grad[0, 0].clone(), str(net.program("train")) + net.explain("train")
+        return (
+            torch.stack(found),
+            net.module.linear.weight.grad[0, 0].clone(),
+            str(net.program("train")) + net.explain("train"),
+        )
 
     return run_ranks(3, rank, 30.0)
 
