@@ -1,4 +1,4 @@
-"""How fast rows cross between ranks: measured once, by all ranks together, and rounded so that all agree."""
+"""How fast rows cross between ranks: assumed from where they run, or measured by all ranks together."""
 
 from __future__ import annotations
 
@@ -20,24 +20,43 @@ class LinkSpeed:
 
     Attributes:
         link: Gbit/s that the compiler counts with, for each core that a rank computes with.
-        measured: Gbit/s each way, while every rank sends and receives; None where it was given.
+        why: Where the number is from; empty where it was given.
+        measured: Gbit/s each way, while every rank sends and receives; None where it was not measured.
         cores: Cores of a rank; a GPU counts for :data:`GPU_CORES`.
     """
 
     link: float
+    why: str = ""
     measured: float | None = None
     cores: int = 1
 
     def __str__(self) -> str:
         """For people to read."""
         if self.measured is None:
-            return f"{self.link:g} Gbit/s a core"
+            return f"{self.link:g} Gbit/s a core" + (f", as is usual {self.why}" if self.why else "")
         each = "" if self.cores == 1 else f" and {self.cores} cores a rank"
         return f"{self.link:g} Gbit/s a core, rounded from {self.measured:.2g} measured between ranks{each}"
 
 
 GPU_CORES = 1000
 """A GPU multiplies matrices, and reads memory, about so many times as fast as one core of a processor."""
+
+
+def usual_link(transport: Transport, device: torch.device) -> LinkSpeed:
+    """What ranks that run where these do can count on; every rank must call it.
+
+    It depends on nothing that varies between runs, so that the same script makes the same program each time.
+
+    Args:
+        transport: How ranks talk.
+        device: Where rows live.
+    """
+    found = transport.all_gather_object((transport.host, torch.get_num_threads()), "link speed")
+    if len({host for host, _ in found}) > 1:
+        return LinkSpeed(1.0, "between hosts")
+    if device.type == "cuda":
+        return LinkSpeed(1.0, "between the GPUs of a host")
+    return LinkSpeed(10.0 / max(threads for _, threads in found), "between the processes of a host")
 
 
 def measure_link(transport: Transport, device: torch.device) -> LinkSpeed:
@@ -70,4 +89,4 @@ def measure_link(transport: Transport, device: torch.device) -> LinkSpeed:
     worst = torch.tensor([best, best * cores], dtype=torch.float64)
     slowest, counted = transport.all_reduce(worst, "link speed", "max").tolist()
     rate = 8e-9 * MESSAGE
-    return LinkSpeed(10.0 ** round(math.log10(rate / counted)), rate / slowest, cores)
+    return LinkSpeed(10.0 ** round(math.log10(rate / counted)), "", rate / slowest, cores)

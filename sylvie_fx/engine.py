@@ -134,14 +134,16 @@ class Engine:
         self.debug = debug or DebugOptions()
         self.cache = cache or ProgramCache()
         self.call: Call = plain_call
-        self.link = LinkSpeed(1.0 if options.link == "auto" else float(options.link))
+        self.link = LinkSpeed(1.0 if isinstance(options.link, str) else float(options.link))
+        self._link_is_known = not isinstance(options.link, str)
         self.draws = itertools.count()
         self._bindings: OrderedDict[Hashable, _Binding] = OrderedDict()
 
-    def measure_link(self, device: torch.device) -> None:
-        """Measure the link once, where it was not given; all ranks call it together."""
-        if self.options.link == "auto" and self.transport.processes and self.link.measured is None:
-            self.link = self.transport.link_speed(device)
+    def ask_link(self, device: torch.device) -> None:
+        """Find the speed of the link once, where it was not given; all ranks call it together."""
+        if not self._link_is_known:
+            self._link_is_known = True
+            self.link = self.transport.link_speed(device, self.options.link == "measure")
 
     def compile(
         self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, key: Hashable

@@ -58,8 +58,9 @@ class Options:
             What a kind leaves out is as given for all. The minimum cut counts the bytes between hosts; partial sums and moved
             rows travel to everybody as between hosts.
         link: Gbit/s between ranks for each core of a rank, by which the minimum cut weighs what crosses against what is
-            computed again on halo rows. ``"auto"`` is measured in ``shard`` and rounded to a power of ten; 1 where the ranks
-            are threads of one process. ``explain()`` shows it.
+            computed again on halo rows. ``"auto"`` is what is usual where the ranks run: between the processes of a host 10
+            for all cores of a rank, else 1. ``"measure"`` measures it in ``shard`` and rounds to a power of ten; on a busy
+            machine two runs may then choose different programs. ``explain()`` shows it.
         seed: Seed of dropout masks and of random rounding; the same on every rank.
         timeout: Seconds that a rank waits for a peer before it raises CommError.
 
@@ -128,8 +129,8 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name}={value!r}", remedy=f"give a whole number of steps, {least} or more")
-        if self.link != "auto" and not (isinstance(self.link, (int, float)) and self.link > 0):
-            raise OptionError(f"link={self.link!r}", remedy='give a number of Gbit/s above 0, or "auto"')
+        if self.link not in ("auto", "measure") and not (isinstance(self.link, (int, float)) and self.link > 0):
+            raise OptionError(f"link={self.link!r}", remedy='give a number of Gbit/s above 0, "auto" or "measure"')
         if not self.timeout > 0:
             raise OptionError(f"timeout={self.timeout!r}", remedy="give a number of seconds above 0")
 

@@ -73,7 +73,7 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
     pairs += _loose_edges(loose, inferred)
     src, dst = (torch.cat([pair[i].cpu() for pair in pairs] or [_NO_IDS]) for i in range(2))
     check_ranks(model, [src, dst, num_nodes], [tensors_of(v) for v in leaves])
-    model.engine.measure_link(device or torch.device("cpu"))
+    model.engine.ask_link(device or torch.device("cpu"))
     graph = joined if joined is not None and not pairs else make_graph(model, num_nodes, src, dst, partition)
     context = ShardContext(graph, model.engine, graph.spaces.get(EDGES))
     sharded: dict[int, Any] = {}
