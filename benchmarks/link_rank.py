@@ -23,6 +23,8 @@ from sylvie_fx.runtime.process_group import ProcessGroupTransport
 from sylvie_fx.runtime.transport import Pending, ReduceOp, Transport
 
 TIMEOUT = 600.0
+#: Bits a second that the compiler counts with where no rate is set: what namespaces of one machine reach.
+UNLIMITED = 10e9
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class NoWire:
     def __init__(self, inner: Transport) -> None:
         self.inner, self.silent, self.cleared_s = inner, False, 0.0
         self.rank, self.size, self.timeout = inner.rank, inner.size, inner.timeout
-        self.threaded = False  # there is nothing to hide
+        self.threaded = self.processes = False  # there is nothing to hide, and nothing takes its time
         self.host = inner.host
 
     bytes_sent = property(lambda self: self.inner.bytes_sent)
@@ -147,12 +149,13 @@ class Trainer:
     """
 
     def __init__(self, variant: Variant, module: nn.Module, data: tuple[Any, ...], y: Tensor, mask: Tensor,
-                 transport: Transport, partition: str, rate: float = 0.01, decay: float = 0.0) -> None:  # fmt: skip
+                 transport: Transport, partition: str, rate: float = 0.01, decay: float = 0.0,
+                 link: float | str = "auto") -> None:  # fmt: skip
         self.quiet = NoWire(transport) if variant.kind == "bound" else None
         self.model: nn.Module = module
         if variant.kind in ("ranks", "bound"):
             passes, wire = pipeline(variant.overlap), self.quiet or transport
-            self.model = sylvie_fx.distribute(module, passes=passes, transport=wire, **variant.options)
+            self.model = sylvie_fx.distribute(module, passes=passes, transport=wire, link=link, **variant.options)
             *shards, y, mask = self.model.shard(*data, y, mask, partition=partition)
             data = tuple(shards)
         self.data, self.y, self.mask = data, y, mask
@@ -244,7 +247,10 @@ def measure(config: dict[str, Any], transport: Transport) -> dict[str, Any]:
             continue
         module, data = one_device(variant, layers(config["model"], sizes), graph.x, index)
         try:
-            trainers[variant.name] = Trainer(variant, module, data, graph.y, graph.train_mask, transport, "random")
+            link = (config["bits"] or UNLIMITED) / 1e9
+            trainers[variant.name] = Trainer(
+                variant, module, data, graph.y, graph.train_mask, transport, "random", link=link
+            )
         except sylvie_fx.SylvieError as error:
             outcomes[variant.name].refused = str(error)
     for number in range(config["rounds"] + 1):
