@@ -209,10 +209,14 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         """Of parallel edges DGL sends one message along one of them, as often as there are edges: which is not said."""
         replay, remedy = self._replay, "use update_all(), which sends along every edge"
         if replay is None:
-            raise refusal("the method send_and_recv()", "edges were added or removed, and may be parallel", remedy=remedy)
+            raise refusal(
+                "the method send_and_recv()", "edges were added or removed, and may be parallel", remedy=remedy
+            )
         if self._ledger.real is not None and replay(self._ledger.real).is_multigraph:
             raise refusal(
-                "the method send_and_recv() by the ends of edges", "of parallel edges DGL takes an arbitrary one", remedy=remedy
+                "the method send_and_recv() by the ends of edges",
+                "of parallel edges DGL takes an arbitrary one",
+                remedy=remedy,
             )
         self.promises.append(
             Promise("the graph had no parallel edges for send_and_recv(): is_multigraph was False", False,

@@ -49,5 +49,6 @@ def test_it_says_what_was_measured() -> None:
     assert str(LinkSpeed(1.0)) == "1 Gbit/s a core"
     assert str(LinkSpeed(1.0, "between hosts")) == "1 Gbit/s a core, as is usual between hosts"
     assert (
-        str(LinkSpeed(0.1, "", 0.93, 8)) == "0.1 Gbit/s a core, rounded from 0.93 measured between ranks and 8 cores a rank"
+        str(LinkSpeed(0.1, "", 0.93, 8))
+        == "0.1 Gbit/s a core, rounded from 0.93 measured between ranks and 8 cores a rank"
     )
