@@ -199,8 +199,8 @@ class _Attention(Function):
         layout, of_x, of_source, of_target = ctx.layout, None, None, None
         rows, back = layout.by_destination, layout.by_source
         if ctx.needs_input_grad[1]:
-            weight = alpha if keep is None else alpha * keep
-            of_x = backend_for(back, x).sum_rows(back, gradient, weight, None)
+            # The product lives no longer than the sum that it is for.
+            of_x = backend_for(back, x).sum_rows(back, gradient, alpha if keep is None else alpha * keep, None)
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
             of_edges, of_target = backend_for(rows, x).attention_gradient(
                 rows, x, source_score, target_score, ctx.negative_slope, keep, alpha, gradient
