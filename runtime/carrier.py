@@ -19,7 +19,7 @@ class Carrier(Protocol):
     """
 
     def start(self, values: Tensor, link: Link, label: str, step: int, seed: int) -> Any:
-        """Send rows of ``values`` ``[rows, columns]`` and expect the peers'; returns at once.
+        """Send rows of ``values`` ``[rows, columns]`` and expect the peers'; returns at once, with a ``pending``.
 
         Args:
             values: Not written to until the flight is finished.

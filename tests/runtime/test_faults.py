@@ -20,6 +20,7 @@ from support import free_port, run_processes, run_processes_unchecked
 pytestmark = pytest.mark.dist
 
 FEATURES, STEPS = 1024, 8
+FAST = 100.0  # Gbit/s: the hidden rows cross, and are not computed twice
 
 
 class Sum(nn.Module):
@@ -35,7 +36,7 @@ class Sum(nn.Module):
 def train(how: str, staleness: int, timeout: float) -> tuple[list[float], dict[int, int], str]:
     """What each step sums over the one edge from the other rank, when the weight is the number of the step."""
     torch.manual_seed(0)
-    net = sylvie_fx.distribute(Sum(), staleness=staleness, stale="last", warm_up=1, timeout=timeout)
+    net = sylvie_fx.distribute(Sum(), staleness=staleness, stale="last", warm_up=1, timeout=timeout, link=FAST)
     net.transport.threaded = True  # also where there is one core a rank
     rank = net.transport.rank
     x, edges = net.shard(
@@ -95,9 +96,9 @@ SCRIPT = """
 import sys, time, torch
 sys.path.insert(0, {folder!r})
 import sylvie_fx
-from test_faults import FEATURES, Sum
+from test_faults import FAST, FEATURES, Sum
 torch.manual_seed(0)
-net = sylvie_fx.distribute(Sum(), staleness=1)
+net = sylvie_fx.distribute(Sum(), staleness=1, link=FAST)
 net.transport.threaded = True
 x, edges = net.shard(torch.ones(2, FEATURES, dtype=torch.float64), torch.tensor([[0, 1], [1, 0]]),
                      partition=torch.tensor([0, 1]), kinds=["node", "edge_index"])
@@ -115,9 +116,9 @@ def say(text): sys.stdout.write(text + chr(10))  # at once: both ranks write her
 atexit.register(lambda: say(f"left {{lanes()}}"))
 sys.path.insert(0, {folder!r})
 import torch, sylvie_fx; torch.manual_seed(0)
-from test_faults import FEATURES, Sum
+from test_faults import FAST, FEATURES, Sum
 def train():
-    net = sylvie_fx.distribute(Sum(), staleness=1)
+    net = sylvie_fx.distribute(Sum(), staleness=1, link=FAST)
     net.transport.threaded = True
     x, edges = net.shard(torch.ones(2, FEATURES, dtype=torch.float64), torch.tensor([[0, 1], [1, 0]]),
                          partition=torch.tensor([0, 1]), kinds=["node", "edge_index"])
