@@ -9,6 +9,7 @@
 #include <limits>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #if defined(__GNUC__) && !defined(__clang__)

@@ -209,4 +209,7 @@ class EdgeLayout:
 
 def _incidence(rows: Rows) -> EdgeLayout:
     edges = torch.arange(rows.edges, device=rows.row_index.device)
-    return EdgeLayout(edges, rows.row_index, rows.edges, rows.rows)
+    layout = EdgeLayout(edges, rows.row_index, rows.edges, rows.rows)
+    if rows.first is None and rows._order is not None:  # the same order: not sorted, and not kept, once more
+        layout.by_destination.__dict__.update(_order=rows._order, sorted_columns=rows._order, indptr=rows.indptr)
+    return layout

@@ -69,6 +69,13 @@ def test_edges_of_a_part_keep_their_numbers_in_the_graph() -> None:
     assert part.by_destination.sorted_columns.tolist() == [0, 1]
 
 
+def test_edges_as_sources_share_the_order_of_their_rows() -> None:
+    layout = EdgeLayout(torch.tensor([1, 0, 1]), torch.tensor([0, 0, 1]), 2, 2)
+    shared = layout.outgoing.by_destination
+    assert shared.edge_ids is layout.by_source.edge_ids
+    _check(shared)
+
+
 def test_what_does_not_fit_32_bits_keeps_64() -> None:
     layout = EdgeLayout(torch.tensor([2**40, 0]), torch.tensor([0, 0]), 2**40 + 1, 1)
     assert not layout.by_destination.narrow
