@@ -22,10 +22,16 @@ NOT_TRIED = {
 """Convolutions that are not in the table, and why."""
 
 
-def graph(*, loops: bool = False) -> Any:
-    """The graph of the cases; with a self loop at every node where a layer refuses nodes without neighbours."""
+def graph(*, loops: bool = False, simple: bool = False) -> Any:
+    """The graph of the cases.
+
+    Args:
+        loops: With a self loop at every node, where a layer refuses nodes without neighbours.
+        simple: Without parallel edges.
+    """
     src, dst = edges()
     made = dgl.graph((src, dst), num_nodes=NODES)
+    made = dgl.to_simple(made) if simple else made
     return dgl.add_self_loop(made) if loops else made
 
 
@@ -43,9 +49,10 @@ def case(
     refusal: str | None = None,
     steps: int = 1,
     loops: bool = False,
+    simple: bool = False,
     x: Callable[[], Any] = features,
 ) -> Case:
-    return Case("dgl", name, lambda: (make(), (graph(loops=loops), x(), *(m() for m in more))), refusal, steps)
+    return Case("dgl", name, lambda: (make(), (graph(loops=loops, simple=simple), x(), *(m() for m in more))), refusal, steps)
 
 
 def _loops(name: str, make: Callable[[], nn.Module], *more: Callable[[], Any], **rest: Any) -> Case:
