@@ -69,15 +69,14 @@ class InProcessGroup:
         with self._lock:
             return address in self._mail
 
-    def _take(self, address: _Address, timeout: float) -> Tensor:
-        """The message at an address, waited for.
+    def _take(self, address: _Address, deadline: float, timeout: float) -> Tensor:
+        """The message at an address, waited for until a time of the monotonic clock; the text names the whole timeout.
 
         Raises:
             CommError: Its sender failed, finished without sending it, or sent nothing in time.
         """
         receiver, sender = address.target, address.source
         context = f"rank {receiver} can not go on with {address.label!r} (step {address.step})"
-        deadline = time.monotonic() + timeout
         with self._lock:
             if address in self._mail:
                 return self._mail.pop(address)
@@ -197,7 +196,7 @@ class _Receipt:
         deadline = time.monotonic() + timeout
         while self._expected:
             address, buffer = self._expected[0]
-            message = self._group._take(address, max(0.0, deadline - time.monotonic()))
+            message = self._group._take(address, deadline, timeout)
             if message.dtype != buffer.dtype or message.numel() != buffer.numel():
                 raise CommError(
                     f"rank {address.target} expected {buffer.numel()} x {buffer.dtype} from rank {address.source} in "
