@@ -3,9 +3,10 @@
     python benchmarks/local.py [--full] [--shape power grid hub clusters] [--models GCN GAT …] [--nodes 20000] [--edges 400000]
                                [--hidden 64] [--rounds 3] [--scale 1 4 16] [--processes 2] [--clock wall] [--json FILE]
 
-Every way runs once a round in turn, so that a disturbance of the machine strikes all of them; figures are medians over
-the rounds, with the spread (largest less smallest) in brackets, and ratios are medians of the rounds' ratios. The first
-round, which captures and compiles, is left out. ``ours/PyG`` is the PyG model distributed over one process, ``ours/DGL``
+Every way has a process of its own, so that what one sets or leaves behind helps no other, and runs once a round in turn,
+so that a disturbance of the machine strikes all of them; figures are medians over the rounds, with the spread (largest
+less smallest) in brackets, and ratios are medians of the rounds' ratios. The first two rounds, which capture, compile and
+warm up, are left out. ``ours/PyG`` is the PyG model distributed over one process, ``ours/DGL``
 the DGL model. ``--full`` is 50k nodes and 1.5M edges. Shapes: a power law, a grid, a random graph with a hub that
 every hundredth edge starts or ends in, and 64 clusters, which 2 of 100 edges leave, with nodes in random order.
 
@@ -146,57 +147,95 @@ def distributed(model: nn.Module, *data: Any) -> Way:
     return epoch(net, (x, graph), y)
 
 
-def ways_of(name: str, index: Tensor, nodes: int, hidden: int) -> dict[str, Way]:
-    """How an epoch of one model can be run; what is not installed, or not taken by a layer, is left out."""
+WAYS = ("PyG", "PyG CSR", "DGL", "ours/PyG", "ours/DGL")
+
+
+def make_way(way: str, name: str, index: Tensor, nodes: int, hidden: int) -> Way:
+    """One way to run an epoch of one model.
+
+    Raises:
+        ImportError: A library is not installed.
+    """
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(nodes, FEATURES, generator=generator), torch.randint(CLASSES, (nodes,), generator=generator)
-    ways: dict[str, Way] = {}
-    try:
-        import torch_geometric.utils as pyg_utils
-    except ImportError:
-        print("without PyG")
-    else:
-        model = pyg_model(name, hidden)
-        ways["PyG"] = epoch(copy.deepcopy(model), (x, index), y)
-        if not name.startswith("GAT"):  # attention on a CSR tensor would need torch_sparse
-            adjacency = pyg_utils.to_torch_csr_tensor(index.flip(0), size=(nodes, nodes))
-            ways["PyG CSR"] = epoch(copy.deepcopy(model), (x, adjacency), y)
-        ways["ours/PyG"] = distributed(model, x, index, y)
-    try:
+    torch.manual_seed(0)
+    if way.endswith("DGL"):
         import dgl
-    except ImportError:
-        print("without DGL")
-    else:
+
         model, graph = dgl_model(name, hidden), dgl.graph((index[0], index[1]), num_nodes=nodes)
         if not name.startswith(("SAGE", "GIN")):
             graph = dgl.add_self_loop(graph)
         graph.create_formats_()
-        ways["DGL"] = epoch(copy.deepcopy(model), (x, graph), y)
-        ways["ours/DGL"] = distributed(model, x, graph, y)
-    return ways
+        return epoch(model, (x, graph), y) if way == "DGL" else distributed(model, x, graph, y)
+    model = pyg_model(name, hidden)
+    if way == "PyG CSR":
+        import torch_geometric.utils as pyg_utils
+
+        adjacency = pyg_utils.to_torch_csr_tensor(index.flip(0), size=(nodes, nodes))
+        return epoch(model, (x, adjacency), y)
+    return epoch(model, (x, index), y) if way == "PyG" else distributed(model, x, index, y)
 
 
 CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter}
 
 
-def measure(ways: dict[str, Way], rounds: int, seconds: float, clock: Callable[[], float]) -> dict[str, list[float]]:
-    """Seconds of each way in each round; fewer rounds where they take long."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    begin = time.perf_counter()
-    for number in range(rounds + 1):
-        for name, way in list(ways.items()):
+def serve(options: argparse.Namespace) -> None:
+    """A process that runs an epoch of one way for each line that it reads, and says how long it took."""
+    shape = options.shape[0]
+    index, nodes = make_graph(shape, options.nodes, options.edges), nodes_of(shape, options.nodes)
+    clock = CLOCKS[options.clock]
+    try:
+        run = make_way(options.way, options.worker, index, nodes, options.hidden)
+        print("TOOK 0", flush=True)
+        for _ in sys.stdin:
             start = clock()
-            try:
-                way()
-            except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-                print(f"{name} does not run: {str(error).splitlines()[0]}", file=sys.stderr)
-                del ways[name], times[name]
-                continue
-            if number:
-                times[name].append(clock() - start)
-        if number and time.perf_counter() - begin > seconds:
+            run()
+            print(f"TOOK {clock() - start}", flush=True)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, ImportError) as error:
+        print(f"{options.way} does not run: {str(error).splitlines()[0]}", file=sys.stderr)
+
+
+def _took(process: subprocess.Popen[str]) -> float | None:
+    """What a serving process says next; None where it has ended."""
+    assert process.stdout is not None
+    line = next((line for line in process.stdout if line.startswith("TOOK ")), None)
+    return None if line is None else float(line.split()[1])
+
+
+def measure(options: argparse.Namespace, name: str, shape: str) -> dict[str, list[float]]:
+    """Seconds of each way in each round; fewer rounds where they take long, and no way that does not run."""
+    ways = [way for way in WAYS if way not in options.skip and not (way == "PyG CSR" and name.startswith("GAT"))]
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    processes = {way: subprocess.Popen(_command(options, name, shape, "--way", way), stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, text=True) for way in ways}  # fmt: skip
+    for way in ways:
+        if _took(processes[way]) is None:
+            del times[way]
+    begin = time.perf_counter()
+    for number in range(options.rounds + 2):
+        for way in list(times):
+            pipe = processes[way].stdin
+            assert pipe is not None
+            pipe.write("\n")
+            pipe.flush()
+            took = _took(processes[way])
+            if took is None:
+                del times[way]
+            elif number > 1:
+                times[way].append(took)
+        if number > 1 and time.perf_counter() - begin > options.seconds:
             break
+    for process in processes.values():
+        process.communicate()
     return times
+
+
+def _command(options: argparse.Namespace, name: str, shape: str, *more: str) -> list[str]:
+    """This script as a worker."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--worker", name, "--shape", shape, *more]
+    for option in ("nodes", "edges", "hidden", "rounds", "threads", "clock"):
+        command += [f"--{option}", str(getattr(options, option))]
+    return command
 
 
 RATIOS = (("PyG", "ours/PyG"), ("PyG CSR", "ours/PyG"), ("DGL", "ours/PyG"), ("DGL", "ours/DGL"))
@@ -204,10 +243,9 @@ RATIOS = (("PyG", "ours/PyG"), ("PyG CSR", "ours/PyG"), ("DGL", "ours/PyG"), ("D
 
 def parallel(options: argparse.Namespace, name: str, shape: str) -> list[float]:
     """Seconds of the slowest of several processes in each round."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.processes}"]
-    command += [str(Path(__file__).resolve()), "--worker", name, "--shape", shape]
-    for option in ("nodes", "edges", "hidden", "rounds", "threads", "clock"):
-        command += [f"--{option}", str(getattr(options, option))]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.processes}"]
+    python, *rest = _command(options, name, shape)
+    command = [python, *launcher, *rest]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     found = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -224,8 +262,12 @@ def worker(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     net = sylvie_fx.distribute(pyg_model(options.worker, options.hidden), bits=32)
     x, index, y = net.shard(x, index, y)
-    times = measure({"ours": epoch(net, (x, index), y)}, options.rounds, math.inf, CLOCKS[options.clock])["ours"]
-    slowest = net.transport.all_reduce(torch.tensor(times, dtype=torch.float64), "times", "max")
+    run, clock, times = epoch(net, (x, index), y), CLOCKS[options.clock], []
+    for _ in range(options.rounds + 2):
+        start = clock()
+        run()
+        times.append(clock() - start)
+    slowest = net.transport.all_reduce(torch.tensor(times[2:], dtype=torch.float64), "times", "max")
     if net.transport.rank == 0:
         print("RESULT " + json.dumps(slowest.tolist()), flush=True)
 
@@ -242,7 +284,7 @@ def ratio(times: dict[str, list[float]], other: str, ours: str) -> float | None:
 
 def row(model: str, shape: str, times: dict[str, list[float]]) -> str:
     cells = []
-    for way in ("PyG", "PyG CSR", "DGL", "ours/PyG", "ours/DGL"):
+    for way in WAYS:
         spent = [1e3 * t for t in times.get(way, [])]
         cells.append(f"{statistics.median(spent):.0f} ({max(spent) - min(spent):.0f})" if spent else "-")
     for pair in RATIOS:
@@ -272,12 +314,13 @@ def main() -> None:
     parser.add_argument("--clock", choices=CLOCKS, default="cpu")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", choices=NAMES, help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.full:
         options.nodes, options.edges, options.seconds = 50_000, 1_500_000, 120.0
     torch.set_num_threads(options.threads)
     if options.worker:
-        worker(options)
+        serve(options) if options.way else worker(options)
         return
     records = []
     base = options.nodes, options.edges
@@ -290,11 +333,8 @@ def main() -> None:
               f"| DGL : ours/DGL |{more}")  # fmt: skip
         print("| --- | --- " + "| ---: " * (10 if more else 9) + "|")
         for shape in options.shape:
-            index, nodes = make_graph(shape, options.nodes, options.edges), nodes_of(shape, options.nodes)
             for name in options.models:
-                torch.manual_seed(0)
-                ways = {k: w for k, w in ways_of(name, index, nodes, options.hidden).items() if k not in options.skip}
-                times = measure(ways, options.rounds, options.seconds, CLOCKS[options.clock])
+                times = measure(options, name, shape)
                 if options.processes > 1:
                     times["parallel"] = parallel(options, name, shape)
                 records.append({"model": name, "graph": shape, "scale": scale, "seconds": times})

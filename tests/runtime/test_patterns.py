@@ -47,7 +47,11 @@ def on_ranks(script: Callable[..., Any], models: int = 1, *, threaded: bool = Fa
         nets = []
         for original in originals:
             net = sylvie_fx.DistributedModule(
-                copy.deepcopy(original), sylvie_fx.Options(link=FAST, **given), sylvie_fx.default_passes(), transport, cache
+                copy.deepcopy(original),
+                sylvie_fx.Options(link=FAST, **given),
+                sylvie_fx.default_passes(),
+                transport,
+                cache,
             )
             nets.append((net, *net.shard(*graph(), partition="random")))
         result = script(*nets)

@@ -90,7 +90,11 @@ def steps(weights: list[float], *, threaded: bool = False, fresh: tuple[int, ...
     def rank(transport: InProcessTransport) -> Tensor:
         transport.threaded = threaded
         net = sylvie_fx.DistributedModule(
-            Sum(), sylvie_fx.Options(**{"warm_up": 1, "link": FAST, **options}), sylvie_fx.default_passes(), transport, cache
+            Sum(),
+            sylvie_fx.Options(**{"warm_up": 1, "link": FAST, **options}),
+            sylvie_fx.default_passes(),
+            transport,
+            cache,
         )
         x, e = net.shard(
             torch.ones(4, FEATURES, dtype=torch.float64),
