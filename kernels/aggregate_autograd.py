@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from sylvie_fx.kernels import aggregate_cpu
 from sylvie_fx.kernels.aggregate_backend import backend_for
 from sylvie_fx.kernels.aggregate_layout import EdgeLayout
 from sylvie_fx.kernels.aggregate_reference import Combination
@@ -187,11 +186,8 @@ class _Attention(Function):
         keep: Tensor | None,
     ) -> Tensor:
         rows = layout.by_destination
-        backend = backend_for(rows, x)
-        ctx.edges = edges = layout.sorted_edges if backend is aggregate_cpu else None
-        if edges is not None:
-            rows, keep = edges.by_destination, None if keep is None else keep.index_select(0, edges.order)
-        out, alpha = backend.attention(rows, x, source_score, target_score, negative_slope, keep)
+        operands = (x, source_score, target_score, negative_slope, keep)
+        out, alpha = backend_for(rows, x).attention(rows, *operands)
         ctx.layout, ctx.negative_slope = layout, negative_slope
         ctx.save_for_backward(x, source_score, target_score, keep, alpha)
         return out
@@ -200,9 +196,8 @@ class _Attention(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, source_score, target_score, keep, alpha = ctx.saved_tensors
-        of_x = of_source = of_target = None
-        edges = ctx.layout if ctx.edges is None else ctx.edges
-        rows, back = edges.by_destination, edges.by_source
+        layout, of_x, of_source, of_target = ctx.layout, None, None, None
+        rows, back = layout.by_destination, layout.by_source
         if ctx.needs_input_grad[1]:
             # The product lives no longer than the sum that it is for.
             of_x = backend_for(back, x).sum_rows(back, gradient, alpha if keep is None else alpha * keep, None)
@@ -211,6 +206,6 @@ class _Attention(Function):
                 rows, x, source_score, target_score, ctx.negative_slope, keep, alpha, gradient
             )
             if ctx.needs_input_grad[2]:
-                to_source = ctx.layout.outgoing.by_destination if ctx.edges is None else ctx.edges.outgoing
+                to_source = layout.outgoing.by_destination
                 of_source = backend_for(to_source, x).sum_rows(to_source, of_edges.unsqueeze(1), None, None).squeeze(1)
         return None, of_x, of_source, of_target, None, None

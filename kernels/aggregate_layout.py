@@ -200,53 +200,11 @@ class EdgeLayout:
         """Edges as the sources: aggregating over it reduces edge values into the edges' own sources."""
         return _incidence(self.by_source)
 
-    @functools.cached_property
-    def sorted_edges(self) -> SortedEdges | None:
-        """The edges in the order of their destinations, for the compiled kernels; None where they come so."""
-        order, back = self.by_destination.edge_ids, self.by_source
-        if order is None or self.part is not None:
-            return None
-        places = torch.empty_like(order)
-        places[order.long()] = torch.arange(len(order), dtype=order.dtype, device=order.device)
-        at_source = places if back.edge_ids is None else places[back.edge_ids]
-        return SortedEdges(
-            order,
-            _numbered(self.by_destination, None, self.by_destination.sorted_columns),
-            _numbered(back, at_source, back.sorted_columns),
-            _numbered(back, at_source, at_source),
-        )
-
     def prepare(self, backward: bool = True) -> EdgeLayout:
         """Sort now instead of at the first use; the transpose as well where ``backward``. Returns itself."""
         for rows in (self.by_destination, self.by_source) if backward else (self.by_destination,):
             _ = rows.indptr, rows.sorted_columns
         return self
-
-
-@dataclass(frozen=True, eq=False)
-class SortedEdges:
-    """Edges numbered by their places in the order of destinations, for values of edges that nobody else sees.
-
-    What is read and written at edges then lies where a sweep over destinations comes by. Only the compiled kernels can use
-    these rows: their ``row_index`` and ``column_index`` are still in natural order.
-
-    Attributes:
-        order: The natural number of each edge.
-        by_destination: To reduce into destinations, reading sources.
-        by_source: To reduce into sources, reading destinations.
-        outgoing: To reduce values of edges into sources.
-    """
-
-    order: Tensor
-    by_destination: Rows
-    by_source: Rows
-    outgoing: Rows
-
-
-def _numbered(rows: Rows, edge_ids: Tensor | None, columns: Tensor) -> Rows:
-    found = Rows(rows.row_index, rows.column_index, rows.rows, rows.columns)
-    found.__dict__.update(_order=edge_ids, sorted_columns=columns, indptr=rows.indptr)
-    return found
 
 
 def _incidence(rows: Rows) -> EdgeLayout:

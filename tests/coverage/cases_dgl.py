@@ -52,7 +52,9 @@ def case(
     simple: bool = False,
     x: Callable[[], Any] = features,
 ) -> Case:
-    return Case("dgl", name, lambda: (make(), (graph(loops=loops, simple=simple), x(), *(m() for m in more))), refusal, steps)
+    return Case(
+        "dgl", name, lambda: (make(), (graph(loops=loops, simple=simple), x(), *(m() for m in more))), refusal, steps
+    )
 
 
 def _loops(name: str, make: Callable[[], nn.Module], *more: Callable[[], Any], **rest: Any) -> Case:

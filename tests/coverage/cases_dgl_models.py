@@ -91,7 +91,9 @@ class _EdgeTable(nn.Module):
 CASES = [
     case("own degrees of all nodes", _Degrees),
     case("own graph transformer, send_and_recv", _GraphTransformer, simple=True),
-    case("own send_and_recv, parallel edges", _GraphTransformer, refusal="of parallel edges DGL takes an arbitrary one"),
+    case(
+        "own send_and_recv, parallel edges", _GraphTransformer, refusal="of parallel edges DGL takes an arbitrary one"
+    ),
     case("own softmax over the mailbox", _Mailbox),
     case("own table of edges", _EdgeTable),
 ]
