@@ -177,3 +177,29 @@ def test_directions_and_layers_apart(staleness: Any, forward: int, backward: int
     for found in run_ranks(2, rank, 20.0):
         assert [f for f, _ in found] == pytest.approx([max(1, t - forward) for t in range(1, 6)])
         assert [b for _, b in found] == pytest.approx([max(1, t - backward) for t in range(1, 6)])
+
+
+def test_decoding_is_not_counted_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decoded takes as long however old it is; only the wait for a message tells whether the wire is worth hiding."""
+    now = [0.0]
+    monkeypatch.setattr("sylvie_fx.runtime.direction.time.perf_counter", lambda: now[0])
+
+    class Late:
+        def wait(self, timeout: float | None = None) -> None:
+            now[0] += 2.0
+
+    class Slow:
+        def start(self, *arguments: Any) -> NumberedFlight:
+            return NumberedFlight(0, Late())  # type: ignore[arg-type]
+
+        def finish(self, flight: NumberedFlight, out: Tensor | None, **rest: Any) -> Tensor:
+            now[0] += 5.0
+            return torch.zeros(1, 1)
+
+    empty = torch.empty(0, dtype=torch.int64)
+    transport = InProcessGroup(1, 5.0).transport(0)
+    link = Link.make(ExchangePlan(0, empty, (0,), (empty,), empty, 0), transport, "x", torch.device("cpu"))
+    direction = Direction(Slow(), link, "exchange 0", Courier("program 0", 5.0, threaded=False), 0, bound=0)
+    direction.collect(direction.start(torch.zeros(1, 1), None), 0)
+    direction.collect_into(direction.start(torch.zeros(1, 1), None), 0, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+    assert direction.waited_s == 4.0
