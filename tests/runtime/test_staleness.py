@@ -201,5 +201,7 @@ def test_decoding_is_not_counted_as_waiting(monkeypatch: pytest.MonkeyPatch) -> 
     link = Link.make(ExchangePlan(0, empty, (0,), (empty,), empty, 0), transport, "x", torch.device("cpu"))
     direction = Direction(Slow(), link, "exchange 0", Courier("program 0", 5.0, threaded=False), 0, bound=0)
     direction.collect(direction.start(torch.zeros(1, 1), None), 0)
-    direction.collect_into(direction.start(torch.zeros(1, 1), None), 0, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+    direction.collect_into(
+        direction.start(torch.zeros(1, 1), None), 0, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)
+    )
     assert direction.waited_s == 4.0
