@@ -30,10 +30,12 @@ class Remains:
     Attributes:
         directions: Take what is under way.
         close: Ends the threads; returns when they have ended.
+        timeout: Seconds that a wait of either lasts at most.
     """
 
     directions: Sequence[Drained]
     close: Callable[[], None]
+    timeout: float
 
     def end(self) -> None:
         """Take what is still under way, so that no peer waits for it to leave, and end the threads.
@@ -58,12 +60,14 @@ class _Closer:
         self._deleted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._patience = 5.0
 
     def expect(self, remains: Remains) -> Callable[[], None]:
         """Keep what a machine will leave; the function to call when it is deleted."""
         number = next(_NUMBERS)
         with self._lock:
             self._left[number] = remains
+            self._patience = max(self._patience, remains.timeout + 5.0)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="sylvie_fx closer", daemon=True)
                 self._thread.start()
@@ -74,7 +78,7 @@ class _Closer:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._deleted.put(None)
-            thread.join()  # each of its waits has the timeout of a transport
+            thread.join(self._patience)  # once a wait has run out, a transport fails the others at once
         for number in sorted(self._left):
             self._end(number)
 

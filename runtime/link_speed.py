@@ -62,7 +62,8 @@ def usual_link(transport: Transport, device: torch.device) -> LinkSpeed:
 def measure_link(transport: Transport, device: torch.device) -> LinkSpeed:
     """Send around the ring of all ranks; every rank must call it.
 
-    What is counted with is rounded to a power of ten, so that runs on one machine make the same program.
+    What is counted with is rounded to a power of ten, so that runs on one quiet machine make the same program; on a busy
+    one, or near a rounding step, they may not.
 
     Args:
         transport: How ranks talk.

@@ -72,7 +72,7 @@ class Machine:
         exchanges = Exchanges(program, bound, self.links, transport, self._courier, options, own_site, self._name)
         self._exchanges, self._sites, self._crossings = exchanges, exchanges.whole, exchanges.halves
         ways = [direction for crossing in self._crossings.values() for direction in (crossing.out, crossing.back)]
-        self._remains = Remains(ways, self._courier.close)
+        self._remains = Remains(ways, self._courier.close, transport.timeout)
         weakref.finalize(self, expect(self._remains)).atexit = False
         self._reduction: Reduction | None = None
         self._widths = exchanges.controller(options)

@@ -115,7 +115,7 @@ def test_loading_that_fails_or_hangs_gives_nothing() -> None:
     assert datasets._within(5, fail) is None
 
 
-@pytest.mark.skipif("cora" not in available(), reason="the folder of real graphs is not here")
+@pytest.mark.skipif("cora" not in available(), reason="cora is not in the folder of real graphs (SYLVIE_FX_DATA)")
 def test_cora_is_cora() -> None:
     graph = load_npz("cora", "row")
     check(graph)

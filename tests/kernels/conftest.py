@@ -51,7 +51,7 @@ def compiled_kernels() -> None:
 
 
 def _compiler() -> str | None:
-    return shutil.which("g++") or shutil.which("clang++")
+    return next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
 
 
 @pytest.fixture(scope="session")
