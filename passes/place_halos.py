@@ -52,7 +52,7 @@ class PlaceHalos(Pass):
     what only the owner can know (inputs, aggregated neighbours) and what is gathered. A value's capacity is the time that a
     row of it takes in a step with its codec, forward and backward: its bytes over the link, and the sweeps over memory that
     collect and spread it. An input without gradient crosses once and costs nothing; recomputing costs its operations and
-    sweeps.
+    sweeps. What a dropout made does not cross where the code is relative to what crossed before.
 
     Requires: insert-halo.
     Ensures: what crosses is enough for every gather of the exchange.
@@ -114,11 +114,8 @@ class _Cut:
         region = self._region(wanted)  # type: ignore[arg-type]
         module = meta(exchanges[0]).module
         crossing = self._minimum(region, wanted, module)  # type: ignore[arg-type]
-        considered = tuple(
-            sorted(
-                ((n.name, round(self._bytes(n, module), 1)) for n in region if self._can_cross(n)), key=lambda c: c[1]
-            )
-        )
+        could = [n for n in region if self._can_cross(n) and not self._jumps(n, module)]
+        considered = tuple(sorted(((n.name, round(self._bytes(n, module), 1)) for n in could), key=lambda c: c[1]))
         order = {n: i for i, n in enumerate(self.program.graph.nodes)}
         for value in sorted(crossing, key=order.__getitem__):
             anchor = value.next
@@ -183,6 +180,23 @@ class _Cut:
             node.op == "placeholder" and not self._recomputable(node)
         )
 
+    def _jumps(self, node: fx.Node, module: str) -> bool:
+        """Whether a value is a dropout's, or as good as that, and would be coded against what crossed before.
+
+        A new mask each step is a jump that such a code spends its bits on (docs/design.md); what is in front of the mask
+        has as many numbers, and the mask is drawn by node.
+        """
+        variant = self.options.coding(self.program.mode, module, _columns(node)).forward.variant
+        return variant != "plain" and self._is_masked(node)
+
+    def _is_masked(self, node: fx.Node) -> bool:
+        if not self._recomputable(node) or not isinstance(node.target, OpOverload):
+            return False
+        if node.target is ops.node_dropout:
+            return True
+        pointwise = torch.Tag.pointwise in node.target.tags
+        return pointwise and any(self._is_masked(n) for n in node.all_input_nodes if self._is_ours(n))
+
     def _bytes(self, node: fx.Node, module: str) -> float:
         """Bytes a row and step, forward and backward."""
         if depends_on_inputs_alone(self.program, node):
@@ -234,7 +248,7 @@ class _Cut:
         network.add_node("halo")
         for node in region:
             enters, leaves = (node, "in"), (node, "out")
-            if self._can_cross(node):
+            if self._can_cross(node) and not self._jumps(node, module):
                 network.add_edge(enters, leaves, capacity=round(1000 * self._sent(node, module)) + 1)
             else:
                 network.add_edge(enters, leaves)

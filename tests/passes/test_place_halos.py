@@ -87,6 +87,21 @@ def test_recomputed_rows_are_exact_dropout_and_batch_norm_included() -> None:
         assert report.exact, report
 
 
+def test_a_code_that_follows_a_value_crosses_in_front_of_the_dropout() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = Sum(12, 32)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            h = 0.5 * torch.nn.functional.dropout(torch.relu(self.first(x, edge_index)), 0.4, self.training)
+            return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
+
+    for options, value in (({}, "mul"), ({"bits": 1, "variant": "plain"}, "mul"), ({"bits": 1}, "relu")):
+        net = compiled(Masked(), *graph(), passes=UNFUSED, **options)
+        assert crossing(net)[1] == value, options
+
+
 def test_a_second_run_changes_nothing() -> None:
     program = compiled(Stack(Attention(12, 8), Attention(8, 4)), *graph(), passes=UNFUSED).program("train")
     before = str(program)
