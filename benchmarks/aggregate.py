@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import sylvie_fx  # noqa: F401  makes DGL importable
-from sylvie_fx.kernels import aggregate_cpu
+from sylvie_fx.kernels import aggregate_library
 from sylvie_fx.kernels.aggregate import EdgeLayout, attention, segment_softmax, spmm
 
 Way = Callable[[], object]
@@ -187,7 +187,9 @@ def main() -> None:
     if options.quick:
         options.nodes, options.edges, options.rounds = options.nodes // 10, options.edges // 10, 3
     torch.set_num_threads(options.threads)
-    compiled = aggregate_cpu.instruction_set() if aggregate_cpu.available() else "not compiled: the torch reference"
+    compiled = (
+        aggregate_library.instruction_set() if aggregate_library.available() else "not compiled: the torch reference"
+    )
     order = "sorted by destination" if options.sorted else "in random order"
     print(
         f"{platform.machine()}, kernels {compiled}, {options.threads} thread(s), {options.nodes} nodes, "

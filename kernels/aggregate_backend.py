@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sylvie_fx.kernels import aggregate_cpu, aggregate_reference
+from sylvie_fx.kernels import aggregate_cpu, aggregate_library, aggregate_reference
 from sylvie_fx.kernels.aggregate_layout import Rows
 from sylvie_fx.kernels.aggregate_reference import Combination
 
@@ -102,16 +102,16 @@ class Backend(Protocol):
 def backend_for(rows: Rows, x: Tensor) -> Backend:
     """The C++ kernels for float32 and float64 in host memory below 2^31 edges and rows, else the torch reference."""
     native = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and rows.narrow
-    return aggregate_cpu if native and aggregate_cpu.available() else aggregate_reference
+    return aggregate_cpu if native and aggregate_library.available() else aggregate_reference
 
 
 def kernel_name(dtype: torch.dtype, device: torch.device) -> str:
     """What an aggregation of values of a type runs on, for people to read."""
     computed = as_computed(dtype)
-    if device.type != "cpu" or computed not in (torch.float32, torch.float64) or not aggregate_cpu.available():
+    if device.type != "cpu" or computed not in (torch.float32, torch.float64) or not aggregate_library.available():
         return "torch"
     through = "" if computed == dtype else f" in {str(computed).removeprefix('torch.')}"
-    return f"C++ {aggregate_cpu.instruction_set()}{through}"
+    return f"C++ {aggregate_library.instruction_set()}{through}"
 
 
 def as_computed(dtype: torch.dtype) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""The aggregation kernels in C++ (aggregate.cpp), called through ctypes with raw pointers; the lock is released.
+"""The aggregation kernels in C++, as functions of tensors.
 
 Same functions as :mod:`sylvie_fx.kernels.aggregate_reference`, of dense float32 or float64 tensors in host memory.
 Sums are taken in another order than torch's, so results agree to rounding; they do not depend on the number of threads.
@@ -6,159 +6,25 @@ Sums are taken in another order than torch's, so results agree to rounding; they
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import logging
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels.aggregate_layout import Rows
+from sylvie_fx.kernels.aggregate_library import (
+    BEST_ISA,
+    AttentionCall,
+    EdgeCall,
+    ExtremeCall,
+    ScoresCall,
+    SoftmaxCall,
+    SumCall,
+    TiesCall,
+    launch,
+    pointer,
+)
 from sylvie_fx.kernels.aggregate_reference import Combination
 
-_log = logging.getLogger(__name__)
-
-ISA_NAMES = {0: "baseline", 2: "avx2", 3: "avx512"}
-BEST_ISA = 3
-
-_Pointer, _Size, _Int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _OPERATIONS = {"add": 0, "sub": 1, "mul": 2, "dot": 3, "tie_dot": 4}
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = (("indptr", _Pointer), ("columns", _Pointer), ("edge_ids", _Pointer), ("rows", _Size))
-
-
-class _Run(ctypes.Structure):
-    _fields_ = (("is_double", _Int), ("threads", _Int), ("isa", _Int), ("reserved", _Int))
-
-
-class _SumCall(ctypes.Structure):
-    _fields_ = (
-        ("x", _Pointer), ("weight", _Pointer), ("out", _Pointer), ("divisors", _Pointer), ("targets", _Pointer),
-        ("heads", _Size), ("dim", _Size),
-    )  # fmt: skip
-
-
-class _ExtremeCall(ctypes.Structure):
-    _fields_ = (
-        ("x", _Pointer), ("weight", _Pointer), ("out", _Pointer), ("ties", _Pointer), ("targets", _Pointer),
-        ("before", _Pointer), ("heads", _Size), ("dim", _Size), ("smallest", _Int), ("reserved", _Int),
-    )  # fmt: skip
-
-
-class _TiesCall(ctypes.Structure):
-    _fields_ = (
-        ("x", _Pointer), ("weight", _Pointer), ("extreme", _Pointer), ("share", _Pointer), ("out", _Pointer),
-        ("heads", _Size), ("dim", _Size),
-    )  # fmt: skip
-
-
-class _EdgeCall(ctypes.Structure):
-    _fields_ = (
-        ("u", _Pointer), ("v", _Pointer), ("out", _Pointer), ("weight", _Pointer), ("extreme", _Pointer),
-        ("heads", _Size), ("dim", _Size), ("op", _Int), ("reserved", _Int),
-    )  # fmt: skip
-
-
-class _SoftmaxCall(ctypes.Structure):
-    _fields_ = (("value", _Pointer), ("gradient", _Pointer), ("out", _Pointer), ("heads", _Size))
-
-
-class _AttentionCall(ctypes.Structure):
-    _fields_ = (
-        ("x", _Pointer), ("source_score", _Pointer), ("target_score", _Pointer), ("keep", _Pointer), ("out", _Pointer),
-        ("alpha", _Pointer), ("gradient", _Pointer), ("edge_gradient", _Pointer), ("target_gradient", _Pointer),
-        ("heads", _Size), ("dim", _Size), ("negative_slope", ctypes.c_double),
-        ("backward", _Int), ("reserved", _Int),
-    )  # fmt: skip
-
-
-class _ScoresCall(ctypes.Structure):
-    _fields_ = (
-        ("x", _Pointer), ("own", _Pointer), ("vector", _Pointer), ("gradient", _Pointer), ("out", _Pointer),
-        ("of_vector", _Pointer), ("heads", _Size), ("dim", _Size), ("negative_slope", ctypes.c_double),
-    )  # fmt: skip
-
-
-@functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where they were not built; that is logged once.
-
-    Raises:
-        KernelError: Where they were built from other sources.
-    """
-    folder = Path(__file__).parent
-    for suffix in EXTENSION_SUFFIXES:
-        path = folder / f"_aggregate{suffix}"
-        if path.exists():
-            return _checked(ctypes.CDLL(str(path)), path)
-    _log.warning(
-        "the compiled aggregation kernels are missing (no C++ compiler at install?): torch's gathers and scatters "
-        "serve, an order of magnitude slower; `python setup.py build_ext --inplace` builds them"
-    )
-    return None
-
-
-def _checked(loaded: ctypes.CDLL, path: Path) -> ctypes.CDLL:
-    """The library, if it was compiled for the structures above; others would be read as nonsense."""
-    known = 0
-    for structure in (
-        _Rows,
-        _Run,
-        _SumCall,
-        _ExtremeCall,
-        _TiesCall,
-        _EdgeCall,
-        _SoftmaxCall,
-        _AttentionCall,
-        _ScoresCall,
-    ):
-        known = known * 113 + ctypes.sizeof(structure)
-    if hasattr(loaded, "sylvie_aggregate_sizes"):
-        loaded.sylvie_aggregate_sizes.restype = ctypes.c_int64
-        if loaded.sylvie_aggregate_sizes() == known:
-            return loaded
-    raise KernelError(
-        f"{path} was compiled from other sources than those beside it",
-        remedy="run `python setup.py build_ext --inplace`",
-    )
-
-
-def available() -> bool:
-    """Whether the compiled kernels can be called."""
-    return library() is not None
-
-
-def instruction_set() -> str:
-    """The instruction set that the kernels use on this machine.
-
-    Raises:
-        KernelError: Where the kernels are not compiled.
-    """
-    return ISA_NAMES[int(_loaded().sylvie_aggregate_isa())]
-
-
-def _loaded() -> ctypes.CDLL:
-    loaded = library()
-    if loaded is None:
-        raise KernelError(
-            "the aggregation kernels are not compiled", remedy="run `python setup.py build_ext --inplace`"
-        )
-    return loaded
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _call(name: str, rows: Rows, call: ctypes.Structure, dtype: torch.dtype, isa: int, edge_ids: Tensor | None) -> None:
-    edges = _Rows(rows.indptr.data_ptr(), rows.sorted_columns.data_ptr(), _pointer(edge_ids), rows.rows)
-    run = _Run(dtype == torch.float64, max(1, torch.get_num_threads()), isa, 0)
-    getattr(_loaded(), f"sylvie_aggregate_{name}")(ctypes.byref(edges), ctypes.byref(run), ctypes.byref(call))
 
 
 def _weights(rows: Rows, weight: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -208,10 +74,10 @@ def _sum_into(
     isa: int,
 ) -> None:
     x, (weight, ids) = x.contiguous(), _weights(rows, weight)
-    call = _SumCall(
-        x.data_ptr(), _pointer(weight), out.data_ptr(), _pointer(divisors), _pointer(targets), x.shape[1], x.shape[2]
+    call = SumCall(
+        x.data_ptr(), pointer(weight), out.data_ptr(), pointer(divisors), pointer(targets), x.shape[1], x.shape[2]
     )
-    _call("sum", rows, call, x.dtype, isa, ids)
+    launch("sum", rows, call, x.dtype, isa, ids)
 
 
 def extreme_rows(
@@ -252,11 +118,11 @@ def _extreme_into(
     isa: int,
 ) -> None:
     x, (weight, ids) = x.contiguous(), _weights(rows, weight)
-    call = _ExtremeCall(
-        x.data_ptr(), _pointer(weight), out.data_ptr(), _pointer(ties), _pointer(targets), _pointer(before),
+    call = ExtremeCall(
+        x.data_ptr(), pointer(weight), out.data_ptr(), pointer(ties), pointer(targets), pointer(before),
         x.shape[1], x.shape[2], smallest, 0,
     )  # fmt: skip
-    _call("extreme", rows, call, x.dtype, isa, ids)
+    launch("extreme", rows, call, x.dtype, isa, ids)
 
 
 def ties_rows(
@@ -266,10 +132,10 @@ def ties_rows(
     x, extreme, share = x.contiguous(), extreme.contiguous(), share.contiguous()
     weight, ids = _weights(rows, weight)
     out = torch.empty_like(x)
-    call = _TiesCall(
-        x.data_ptr(), _pointer(weight), extreme.data_ptr(), share.data_ptr(), out.data_ptr(), x.shape[1], x.shape[2]
+    call = TiesCall(
+        x.data_ptr(), pointer(weight), extreme.data_ptr(), share.data_ptr(), out.data_ptr(), x.shape[1], x.shape[2]
     )
-    _call("ties", rows, call, x.dtype, isa, ids)
+    launch("ties", rows, call, x.dtype, isa, ids)
     return out
 
 
@@ -294,10 +160,10 @@ def _edges(
     u, v, heads, dim = u.contiguous(), v.contiguous(), u.shape[1], u.shape[2]
     make = u.new_empty if rows.part is None else u.new_zeros
     out = make((rows.edge_values, heads, 1 if op in ("dot", "tie_dot") else dim))
-    call = _EdgeCall(
-        u.data_ptr(), v.data_ptr(), out.data_ptr(), _pointer(weight), _pointer(extreme), heads, dim, _OPERATIONS[op], 0
+    call = EdgeCall(
+        u.data_ptr(), v.data_ptr(), out.data_ptr(), pointer(weight), pointer(extreme), heads, dim, _OPERATIONS[op], 0
     )
-    _call("edges", rows, call, u.dtype, isa, rows.edge_ids)
+    launch("edges", rows, call, u.dtype, isa, rows.edge_ids)
     return out
 
 
@@ -305,7 +171,7 @@ def softmax_edges(rows: Rows, e: Tensor, *, isa: int = BEST_ISA) -> Tensor:
     """As :func:`sylvie_fx.kernels.aggregate_reference.softmax_edges`."""
     e = e.contiguous()
     out = torch.empty_like(e)
-    _call("softmax", rows, _SoftmaxCall(e.data_ptr(), None, out.data_ptr(), e.shape[1]), e.dtype, isa, rows.edge_ids)
+    launch("softmax", rows, SoftmaxCall(e.data_ptr(), None, out.data_ptr(), e.shape[1]), e.dtype, isa, rows.edge_ids)
     return out
 
 
@@ -313,8 +179,8 @@ def softmax_gradient(rows: Rows, y: Tensor, gradient: Tensor, *, isa: int = BEST
     """As :func:`sylvie_fx.kernels.aggregate_reference.softmax_gradient`."""
     y, gradient = y.contiguous(), gradient.contiguous()
     out = torch.empty_like(y)
-    call = _SoftmaxCall(y.data_ptr(), gradient.data_ptr(), out.data_ptr(), y.shape[1])
-    _call("softmax", rows, call, y.dtype, isa, rows.edge_ids)
+    call = SoftmaxCall(y.data_ptr(), gradient.data_ptr(), out.data_ptr(), y.shape[1])
+    launch("softmax", rows, call, y.dtype, isa, rows.edge_ids)
     return out
 
 
@@ -333,11 +199,11 @@ def attention(
     source_score, target_score = source_score.contiguous(), target_score.contiguous()
     keep = None if keep is None else keep.contiguous()
     out, alpha = x.new_empty(rows.rows, heads, dim), x.new_empty(rows.edges, heads)
-    call = _AttentionCall(
-        x.data_ptr(), source_score.data_ptr(), target_score.data_ptr(), _pointer(keep), out.data_ptr(),
+    call = AttentionCall(
+        x.data_ptr(), source_score.data_ptr(), target_score.data_ptr(), pointer(keep), out.data_ptr(),
         alpha.data_ptr(), None, None, None, heads, dim, negative_slope, False, 0,
     )  # fmt: skip
-    _call("attention", rows, call, x.dtype, isa, rows.edge_ids)
+    launch("attention", rows, call, x.dtype, isa, rows.edge_ids)
     return out, alpha
 
 
@@ -359,11 +225,11 @@ def attention_gradient(
     alpha, gradient = alpha.contiguous(), gradient.contiguous()
     keep = None if keep is None else keep.contiguous()
     of_edges, of_target = torch.empty_like(alpha), x.new_empty(rows.rows, heads)
-    call = _AttentionCall(
-        x.data_ptr(), source_score.data_ptr(), target_score.data_ptr(), _pointer(keep), None, alpha.data_ptr(),
+    call = AttentionCall(
+        x.data_ptr(), source_score.data_ptr(), target_score.data_ptr(), pointer(keep), None, alpha.data_ptr(),
         gradient.data_ptr(), of_edges.data_ptr(), of_target.data_ptr(), heads, dim, negative_slope, True, 0,
     )  # fmt: skip
-    _call("attention", rows, call, x.dtype, isa, rows.edge_ids)
+    launch("attention", rows, call, x.dtype, isa, rows.edge_ids)
     return of_edges, of_target
 
 
@@ -372,10 +238,10 @@ def scores(rows: Rows, x: Tensor, own: Tensor, vector: Tensor, negative_slope: f
     x, own, vector = x.contiguous(), own.contiguous(), vector.contiguous()
     heads, dim = vector.shape
     out = x.new_empty(rows.edges, heads)
-    call = _ScoresCall(
+    call = ScoresCall(
         x.data_ptr(), own.data_ptr(), vector.data_ptr(), None, out.data_ptr(), None, heads, dim, negative_slope
     )
-    _call("scores", rows, call, x.dtype, isa, rows.edge_ids)
+    launch("scores", rows, call, x.dtype, isa, rows.edge_ids)
     return out
 
 
@@ -395,11 +261,11 @@ def scores_gradient(
     heads, dim = vector.shape
     out = own.new_empty(rows.rows, heads, dim)
     parts = torch.empty_like(out) if of_vector else None
-    call = _ScoresCall(
-        x.data_ptr(), own.data_ptr(), vector.data_ptr(), gradient.data_ptr(), out.data_ptr(), _pointer(parts),
+    call = ScoresCall(
+        x.data_ptr(), own.data_ptr(), vector.data_ptr(), gradient.data_ptr(), out.data_ptr(), pointer(parts),
         heads, dim, negative_slope,
     )  # fmt: skip
     if rows.edges == 0:  # an empty gradient may have no address, which would ask for scores
         return out.zero_(), None if parts is None else parts.sum(0).zero_()
-    _call("scores", rows, call, x.dtype, isa, rows.edge_ids)
+    launch("scores", rows, call, x.dtype, isa, rows.edge_ids)
     return out, None if parts is None else parts.sum(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sylvie_fx.kernels import aggregate_cpu, cpu, dropout
+from sylvie_fx.kernels import aggregate_library, cpu, dropout
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +41,7 @@ def corner_rows() -> Callable[[int], torch.Tensor]:
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
     """The C++ kernels: without a compiler the test is skipped; with one, kernels that are missing are a failure."""
-    libraries = {"codec": cpu, "aggregate": aggregate_cpu, "dropout": dropout}
+    libraries = {"codec": cpu, "aggregate": aggregate_library, "dropout": dropout}
     missing = [name for name, module in libraries.items() if module.library() is None]
     if missing and _compiler() is None:
         pytest.skip(f"no C++ compiler, and so no compiled kernels: {', '.join(missing)}")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sylvie_fx.ir.errors import KernelError
-from sylvie_fx.kernels import aggregate, aggregate_cpu, aggregate_layout
+from sylvie_fx.kernels import aggregate, aggregate_layout, aggregate_library
 from sylvie_fx.kernels.aggregate import EdgeLayout, attention, sddmm, segment_reduce, segment_softmax, spmm
 
 
@@ -20,7 +20,7 @@ from sylvie_fx.kernels.aggregate import EdgeLayout, attention, sddmm, segment_re
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs on the C++ kernels and on the torch reference."""
     if request.param == "reference":
-        monkeypatch.setattr(aggregate_cpu, "library", lambda: None)
+        monkeypatch.setattr(aggregate_library, "library", lambda: None)
     else:
         request.getfixturevalue("compiled_kernels")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels import aggregate_cpu as cpu
+from sylvie_fx.kernels import aggregate_library
 from sylvie_fx.kernels import aggregate_reference as reference
 from sylvie_fx.kernels.aggregate import EdgeLayout, attention, segment_softmax, spmm
 from sylvie_fx.kernels.aggregate_backend import backend_for, kernel_name
@@ -45,7 +46,7 @@ def _graph(order: str, n_src: int = 50, n_dst: int = 40, edges: int = 400) -> Ed
 
 
 @compiled
-@pytest.mark.parametrize("isa", cpu.ISA_NAMES)
+@pytest.mark.parametrize("isa", aggregate_library.ISA_NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("order", ["sorted", "random"])
 @pytest.mark.parametrize(("heads", "dim"), WIDTHS + EMPTY)
@@ -133,7 +134,7 @@ def test_threads_change_no_bit(order: str) -> None:
 
 @compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("isa", cpu.ISA_NAMES)
+@pytest.mark.parametrize("isa", aggregate_library.ISA_NAMES)
 def test_softmax_is_as_precise_as_torch(dtype: torch.dtype, isa: int) -> None:
     layout = EdgeLayout(torch.arange(1001), torch.zeros(1001, dtype=torch.int64), 1001, 1)
     e = torch.linspace(-100, 0, 1001, dtype=torch.float64).unsqueeze(1)
@@ -147,29 +148,29 @@ def test_softmax_is_as_precise_as_torch(dtype: torch.dtype, isa: int) -> None:
 def test_without_a_compiler_the_reference_serves_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cpu, "__file__", str(tmp_path / "aggregate_cpu.py"))
-    cpu.library.cache_clear()
+    monkeypatch.setattr(aggregate_library, "__file__", str(tmp_path / "aggregate_library.py"))
+    aggregate_library.library.cache_clear()
     try:
         rows = _graph("random").by_destination
         with caplog.at_level(logging.WARNING):
             assert backend_for(rows, torch.zeros(1)) is backend_for(rows, torch.zeros(1)) is reference
         assert [record.message.count("build_ext") for record in caplog.records] == [1]
         with pytest.raises(KernelError, match="not compiled"):
-            cpu.instruction_set()
+            aggregate_library.instruction_set()
     finally:
-        cpu.library.cache_clear()
+        aggregate_library.library.cache_clear()
 
 
 @compiled
 def test_kernels_of_other_sources_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu.library.cache_clear()
+    aggregate_library.library.cache_clear()
     try:
-        monkeypatch.setattr(cpu, "_SumCall", cpu._TiesCall)
-        monkeypatch.setattr(cpu, "_Run", cpu._SumCall)
+        monkeypatch.setattr(aggregate_library, "SumCall", aggregate_library.TiesCall)
+        monkeypatch.setattr(aggregate_library, "_Run", aggregate_library.SumCall)
         with pytest.raises(KernelError, match="compiled from other sources"):
-            cpu.library()
+            aggregate_library.library()
     finally:
-        cpu.library.cache_clear()
+        aggregate_library.library.cache_clear()
 
 
 @compiled
@@ -182,7 +183,7 @@ def test_what_the_kernels_do_not_take_goes_to_the_reference() -> None:
 
 @compiled
 def test_names_say_what_serves() -> None:
-    cpu_device, isa = torch.device("cpu"), cpu.instruction_set()
+    cpu_device, isa = torch.device("cpu"), aggregate_library.instruction_set()
     assert kernel_name(torch.float64, cpu_device) == f"C++ {isa}"
     assert kernel_name(torch.bfloat16, cpu_device) == f"C++ {isa} in float32"
     assert kernel_name(torch.int64, cpu_device) == kernel_name(torch.float32, torch.device("cuda")) == "torch"

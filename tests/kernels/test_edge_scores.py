@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels import aggregate_cpu as cpu
+from sylvie_fx.kernels import aggregate_library
 from sylvie_fx.kernels import aggregate_reference as reference
 from sylvie_fx.kernels.aggregate import EdgeLayout
 from sylvie_fx.kernels.edge_scores import edge_scores
@@ -38,7 +39,7 @@ def formula(layout: EdgeLayout, u: Tensor, v: Tensor, vector: Tensor, slope: flo
 
 
 @compiled
-@pytest.mark.parametrize("isa", cpu.ISA_NAMES)
+@pytest.mark.parametrize("isa", aggregate_library.ISA_NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("heads", "dim"), WIDTHS)
 def test_agrees_with_the_reference(heads: int, dim: int, dtype: torch.dtype, isa: int) -> None:
@@ -65,7 +66,7 @@ def test_agrees_with_the_reference(heads: int, dim: int, dtype: torch.dtype, isa
 def test_gradients_are_those_of_the_formula(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "_PIECE", 40)
     if backend == "torch":
-        monkeypatch.setattr(cpu, "available", lambda: False)
+        monkeypatch.setattr(aggregate_library, "available", lambda: False)
     given = operands(2, 3, torch.float64)
     leaves = [given[name].requires_grad_() for name in ("u", "v", "vector")]
     found, wanted = edge_scores(given["layout"], *leaves, 0.3), formula(given["layout"], *leaves, 0.3)
