@@ -51,7 +51,7 @@ class Decoding:
         state: float32 ``[layout.rows, cols]``, the last reconstruction, of difference coding; updated in place.
         average: float32 ``[layout.rows, cols]``, the exponential average of what arrives; updated in place.
         weight: Of the new values in the average, in (0, 1].
-        keys: int64 ``[layout.rows]``, what keyed the randomness of the rows; needed for dithered rounding alone.
+        keys: int64 ``[layout.rows]``, what keyed the randomness of the rows; needed for dithered and rotated rounding alone.
         stream: As in coding; likewise.
         step: The step that the messages must be of, where the kernel has to see to it (CUDA); None for any.
         threads: Of the C++ kernel.

@@ -14,6 +14,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC's own headers of AVX-512 start from a value left undefined on purpose.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -43,7 +44,7 @@ constexpr int ROW_BATCH = 8; // rows that are encoded together at most
 struct EncodeBatch {
     int count;
     int64_t cols;
-    bool nearest, dithered;
+    bool nearest, dithered, rotated;
     const float* x[ROW_BATCH];
     uint8_t* headers[ROW_BATCH];
     uint8_t* codes[ROW_BATCH];
@@ -59,7 +60,7 @@ struct EncodeBatch {
 
 struct RowKernels {
     void (*encode)(int32_t bits, EncodeBatch& rows);
-    void (*decode)(int32_t bits, const uint8_t* header, const uint8_t* codes, int64_t cols, bool dithered, RowWords words,
+    void (*decode)(int32_t bits, const uint8_t* header, const uint8_t* codes, int64_t cols, int32_t rounding, RowWords words,
                    const Receiver& to);
 };
 
@@ -216,6 +217,7 @@ int64_t sylvie_encode(const EncodeCall* call) {
         rows.cols = m.cols;
         rows.nearest = call->rounding == NEAREST;
         rows.dithered = call->rounding == DITHERED;
+        rows.rotated = call->rounding == ROTATED;
         rows.keeps = call->state != nullptr;
         rows.difference = call->variant == DIFFERENCE;
         rows.part = m.part;
@@ -252,7 +254,7 @@ int64_t sylvie_decode(const DecodeCall* call) {
     const Messages& m = call->messages;
     const RowKernels& kernels = kernels_for(m.isa);
     std::atomic<int64_t> bad{-1};
-    const bool dithered = call->rounding == DITHERED;
+    const bool keyed = call->rounding == DITHERED || call->rounding == ROTATED;
     split_rows(m, [&](int64_t first, int64_t last) {
         Cursor at(m, first);
         for (int64_t i = first; i < last; ++i) {
@@ -266,8 +268,8 @@ int64_t sylvie_decode(const DecodeCall* call) {
                 if (ahead >= 0 && ahead < call->out_rows) prefetch_row(call->out + ahead * call->out_stride, m.cols);
             }
             at.seek(i);
-            const RowWords words = dithered ? row_words(call->stream, call->keys ? call->keys[i] : 0) : RowWords{};
-            kernels.decode(m.bits, at.header, at.codes, m.cols, dithered, words,
+            const RowWords words = keyed ? row_words(call->stream, call->keys ? call->keys[i] : 0) : RowWords{};
+            kernels.decode(m.bits, at.header, at.codes, m.cols, call->rounding, words,
                            {call->state ? call->state + i * m.cols : nullptr, m.part,
                             call->average ? call->average + i * m.cols : nullptr, call->weight,
                             call->out + row * call->out_stride, call->accumulate != 0});

@@ -4,7 +4,7 @@
 #pragma once
 #include <cstdint>
 
-enum Rounding : int32_t { STOCHASTIC = 0, NEAREST = 1, DITHERED = 2 };
+enum Rounding : int32_t { STOCHASTIC = 0, NEAREST = 1, DITHERED = 2, ROTATED = 3 };
 enum Variant : int32_t { PLAIN = 0, DIFFERENCE = 1, FEEDBACK = 2 };
 
 struct Messages {              // where the messages of one exchange lie in one buffer
@@ -40,7 +40,7 @@ struct DecodeCall {
     int64_t out_rows;
     int64_t out_stride;
     const int64_t* index; // [rows] or null: in order
-    const int64_t* keys;  // [rows] of dithered rounding, or null
+    const int64_t* keys;  // [rows] of dithered and rotated rounding, or null
     uint64_t stream;
     float* state;         // [rows, cols] or null
     float* average;       // [rows, cols] or null

@@ -159,9 +159,9 @@ def decode(
         average: float32 ``[rows, cols]``, updated in place: what is handed on is the exponential average
             ``average += weight * (value - average)`` of the values that arrive (after the difference).
         weight: Of the new values in the average, in (0, 1].
-        step: The step that the message must be of; None for any. Dithered rounding needs it.
-        seed: As in coding; dithered rounding needs it.
-        row_keys: int64 ``[rows]``, as in coding; dithered rounding needs them.
+        step: The step that the message must be of; None for any. Dithered and rotated rounding need it.
+        seed: As in coding; dithered and rotated rounding need it.
+        row_keys: int64 ``[rows]``, as in coding; dithered and rotated rounding need them.
         threads: Of the CPU kernel; by default torch's number where there is work for them.
 
     Returns:
@@ -224,9 +224,11 @@ def decode_peers(
     _check_state("state", state, layout, device)
     _check_state("average", average, layout, device)
     _check_index("row_keys", row_keys, layout.rows, device)
-    dithered = layout.spec.rounding is Rounding.DITHERED and layout.spec.bits < 32
-    if dithered and (step is None or row_keys is None):
-        raise KernelError("decoding dithered rows without step and row_keys", remedy="pass what they were coded with")
+    rounding, keyed = layout.spec.rounding, layout.spec.needs_keys
+    if keyed and (step is None or row_keys is None):
+        raise KernelError(
+            f"decoding {rounding.value} rows without step and row_keys", remedy="pass what they were coded with"
+        )
     if not 0.0 < weight <= 1.0:
         raise KernelError(f"weight={weight} of an average", remedy="pass a number in (0, 1]")
     if device.type == "meta":
@@ -234,7 +236,7 @@ def decode_peers(
     if device.type != "cuda":
         for message, header in zip(layout.views(buffer), layout.headers(step or 0), strict=True):
             check_header(message, header, ignore_step=step is None)
-    stream = stream_word(seed, step or 0) if dithered else 0
+    stream = stream_word(seed, step or 0) if keyed else 0
     accumulate, threads = mode is Mode.ADD, _threads(threads, layout)
     _unpack(Decoding(buffer, layout, out, index, accumulate, state, average, weight, row_keys, stream, step, threads))
     return out

@@ -51,7 +51,7 @@ def compile_codec(bits: int, arch: str) -> Any:
     # No contraction to fused multiply-adds: the same bytes as the reference. The one that is wanted is explicit.
     options = ProgramOptions(
         name="codec.cu", std="c++17", arch=arch, fma=False, ftz=False, prec_div=True,
-        define_macro=("SYLVIE_BITS", str(bits)),
+        define_macro=("SYLVIE_BITS", str(bits)), include_path=str(SOURCE.parent),
     )  # fmt: skip
     return Program(SOURCE.read_text(), "c++", options).compile("cubin")
 

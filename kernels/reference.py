@@ -30,6 +30,7 @@ import torch
 
 from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.hashing import thresholds
+from sylvie_fx.kernels.rotation import decode_rotated, encode_rotated
 from sylvie_fx.kernels.wire import (
     HEADER_BYTES,
     NON_FINITE,
@@ -164,6 +165,13 @@ def _bfloat16(x: torch.Tensor, threshold: torch.Tensor | None) -> torch.Tensor:
     return parts.to(torch.uint8).reshape(x.shape[0], 2 * x.shape[1])
 
 
+def _special(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a row arrives as that is not finite, int32 ``[rows]``: 0 NaN, 1 Inf, 2 -Inf; and which rows are finite."""
+    plus, minus = (x == torch.inf).any(1), (x == -torch.inf).any(1)
+    nan = x.isnan().any(1) | (plus & minus)
+    return torch.where(nan, 0, torch.where(plus, 1, 2)).to(torch.int32), x.isfinite().all(1)
+
+
 def encode_rows(x: torch.Tensor, spec: CodecSpec, stream: int, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Row headers and codes of finite or non-finite rows, at 16 bits and below.
 
@@ -177,6 +185,13 @@ def encode_rows(x: torch.Tensor, spec: CodecSpec, stream: int, keys: torch.Tenso
         uint8 ``[rows, 4]`` (at 16 bits ``[rows, 0]``) and uint8 ``[rows, spec.code_bytes(cols)]``.
     """
     rows, cols = x.shape
+    if spec.rounding is Rounding.ROTATED:
+        safe = torch.where(x.isfinite().all(1)[:, None], x, 0.0)
+        scale, codes = encode_rotated(safe, stream, keys)
+        kind, finite = _special(x)
+        marks = torch.tensor([torch.nan, torch.inf, -torch.inf], device=x.device)
+        header = torch.where(finite, scale, marks[kind]).view(torch.uint8).view(rows, 4)
+        return header, pack(torch.where(finite[:, None], codes, 0), 1)
     random = None if spec.rounding is Rounding.NEAREST else thresholds(stream, keys, cols)
     if spec.bits == 16:
         return x.new_empty((rows, 0), dtype=torch.uint8), _bfloat16(x, random)
@@ -191,9 +206,7 @@ def encode_rows(x: torch.Tensor, spec: CodecSpec, stream: int, keys: torch.Tenso
         fraction = fraction_bits(spec.bits)
         threshold = 1 << (fraction - 1) if random is None else random >> (16 - fraction)
         codes = ((_fixed_point(safe, k, m, exponent, spec.bits) + threshold) >> fraction).clamp(max=steps)
-    plus, minus = (x == torch.inf).any(1), (x == -torch.inf).any(1)
-    nan = x.isnan().any(1) | (plus & minus)
-    kind = torch.where(nan, 0, torch.where(plus, 1, 2)).to(torch.int32)
+    kind, _ = _special(x)
     k, m, biased = torch.where(finite, k, kind), torch.where(finite, m, 0), torch.where(finite, exponent + 127, 255)
     codes = torch.where(finite[:, None], codes, 0)
     header = torch.stack((k & 0xFF, (k >> 8) & 0xFF, m, biased), dim=1).to(torch.uint8)
@@ -203,10 +216,12 @@ def encode_rows(x: torch.Tensor, spec: CodecSpec, stream: int, keys: torch.Tenso
 def decode_rows(
     header: torch.Tensor, codes: torch.Tensor, spec: CodecSpec, cols: int, stream: int, keys: torch.Tensor
 ) -> torch.Tensor:
-    """The inverse of :func:`encode_rows`: float32 ``[rows, cols]``; stream and keys serve dithered rounding alone."""
+    """The inverse of :func:`encode_rows`: float32 ``[rows, cols]``; stream and keys serve dithered and rotated rounding."""
     if spec.bits == 16:
         low, high = codes.to(torch.int32).view(codes.shape[0], cols, 2).unbind(2)
         return (low << 16 | high << 24).view(torch.float32)
+    if spec.rounding is Rounding.ROTATED:
+        return decode_rotated(header.contiguous().view(torch.float32)[:, 0], unpack(codes, 1, cols), stream, keys)
     fields = header.to(torch.int32)
     k = ((fields[:, 0] | fields[:, 1] << 8) ^ 0x8000) - 0x8000
     m, biased = fields[:, 2], fields[:, 3]

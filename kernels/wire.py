@@ -3,7 +3,7 @@
 Everything is little-endian. A message of ``rows`` x ``cols`` values at ``bits`` bits is, in this order:
 
 1. the header, 32 bytes, four 64-bit words: ``magic | version | bits | dtype | flags``, ``rows``, ``cols``, ``step``
-   (the flags: the number of the variant, and 16 for dithered rounding);
+   (the flags: the number of the variant, and 16 for dithered, 32 for rotated rounding);
 2. at 1, 2, 4 and 8 bits one row header of 4 bytes a row: ``k`` (signed 16 bit), ``m`` (8 bit), ``e + 127`` (8 bit);
 3. the codes, each row padded to whole bytes with zero bits. At 1 bit column ``c`` is bit ``c % 8`` of byte ``c // 8``.
    At 2, 4 and 8 bits each block of 64 columns (the last may have fewer) takes ``s = ceil(columns * bits / 8)`` bytes,
@@ -22,6 +22,8 @@ by at most 2 quanta: under 2/126 of the range as long as the offset is below 64 
 **Non-finite rows.** ``e + 127 == 255`` marks a row that holds a NaN or an infinity; the whole row arrives as ``NaN``
 (``k = 0``; also where both infinities meet), ``+Inf`` (``k = 1``) or ``-Inf`` (``k = 2``), and no other row is touched.
 
+**Rotated rounding** has a float32 in place of the row header: the scale (rotation.py).
+
 At 16 bits the codes are bfloat16 values and there are no row headers; at 32 bits they are the values in their own
 dtype, whatever it is, bit for bit.
 """
@@ -35,6 +37,7 @@ from functools import cached_property
 
 import torch
 
+from sylvie_fx.ir.coding import ROTATED_COLUMNS
 from sylvie_fx.ir.errors import KernelError
 
 MAGIC = 0x564C5953  # "SYLV"
@@ -60,11 +63,14 @@ class Rounding(enum.Enum):
     value, of a variance of step^2 / 12 where stochastic rounding of evenly spread values has step^2 / 6. ``NEAREST``
     is deterministic and has the smaller error. At one bit its two levels are the means of the values above and below
     the row's mean (1-bit SGD, Seide et al., 2014): rounding to the row's extremes would return more error than signal.
+    ``ROTATED`` sends the signs of the randomly rotated row, at one bit alone and for rows of ``ROTATED_COLUMNS``: unbiased
+    for rows that are not nearly empty, with a third of dithered rounding's variance (rotation.py).
     """
 
     STOCHASTIC = "stochastic"
     NEAREST = "nearest"
     DITHERED = "dithered"
+    ROTATED = "rotated"
 
 
 class Variant(enum.Enum):
@@ -93,8 +99,9 @@ class CodecSpec:
         part: Of difference coding: how much of a decoded difference the reconstruction moves by, in (0, 1].
 
     Raises:
-        KernelError: For other bits or parts, for dithered rounding at 16 bits, or for a variant with state and one-bit
-            random rounding that moves the state by more than half: it diverges.
+        KernelError: For other bits or parts, for dithered rounding at 16 bits, for rotated rounding at other widths than one
+            bit or with error feedback, or for a variant with state and one-bit random rounding that moves the state by more
+            than half: it diverges.
 
     >>> CodecSpec(bits=1).row_bytes(256)
     36
@@ -116,13 +123,23 @@ class CodecSpec:
             )
         if self.rounding is Rounding.DITHERED and self.bits == 16:
             raise KernelError("dithered rounding to bfloat16", remedy="use stochastic rounding at 16 bits")
+        if self.rounding is Rounding.ROTATED and (self.bits not in (1, 32) or self.variant is Variant.FEEDBACK):
+            raise KernelError(
+                f"rotated rounding at {self.bits} bits with {self.variant.value} coding",
+                remedy="use it at one bit, plain or with difference coding",
+            )
         stateful = self.variant is not Variant.PLAIN and self.part > 0.5
-        if stateful and self.bits == 1 and self.rounding is not Rounding.NEAREST:
+        if stateful and self.bits == 1 and self.rounding in (Rounding.STOCHASTIC, Rounding.DITHERED):
             raise KernelError(
                 f"{self.variant.value} coding with {self.rounding.value} rounding at one bit",
                 why="its error is several times the signal, and the state feeds the error back: it diverges",
                 remedy="use Rounding.NEAREST, two bits, or difference coding with a part of 0.5 or less",
             )
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether the receiver draws the sender's random numbers again."""
+        return self.rounding in (Rounding.DITHERED, Rounding.ROTATED) and self.bits < 32
 
     @property
     def has_row_headers(self) -> bool:
@@ -165,7 +182,7 @@ def dtype_code(dtype: torch.dtype) -> int:
 def header_words(rows: int, cols: int, spec: CodecSpec, dtype: torch.dtype, step: int) -> tuple[int, int, int, int]:
     """The header's four unsigned 64-bit words. The dtype is part of the format at 32 bits only."""
     dtype_field = dtype_code(dtype) if spec.bits == 32 else 0
-    flags = list(Variant).index(spec.variant) | (spec.rounding is Rounding.DITHERED) << 4
+    flags = list(Variant).index(spec.variant) | {Rounding.DITHERED: 16, Rounding.ROTATED: 32}.get(spec.rounding, 0)
     return MAGIC | VERSION << 32 | spec.bits << 40 | dtype_field << 48 | flags << 56, rows, cols, step & (2**64 - 1)
 
 
@@ -209,12 +226,22 @@ class MessageLayout:
         cols: Columns of every row.
         spec: The codec.
         dtype: Of the values; matters at 32 bits only.
+
+    Raises:
+        KernelError: For a number of columns that rotated rounding does not take.
     """
 
     counts: tuple[int, ...]
     cols: int
     spec: CodecSpec
     dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        """Refuse what can not be rotated."""
+        if self.spec.rounding is Rounding.ROTATED and self.cols not in ROTATED_COLUMNS:
+            raise KernelError(
+                f"rotated rounding of rows of {self.cols} numbers", remedy=f"use it for one of {ROTATED_COLUMNS}"
+            )
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

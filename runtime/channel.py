@@ -32,10 +32,12 @@ def shift_part(rounding: Rounding, bits: int, columns: int) -> float:
     """How far a shift moves: 1 / (1 + w), the best for random rounding whose variance is w times the rows' own.
 
     Args:
-        rounding: Stochastic or dithered.
+        rounding: Stochastic, dithered or rotated.
         bits: 1 to 8.
         columns: Numbers a row; w is that of Gaussian ones.
     """
+    if rounding is Rounding.ROTATED:
+        return 2 / math.pi
     # The mean squared span of so many Gaussian numbers, within 10 % for 8 to 1024 of them.
     span, steps = max(4.8 * math.log2(max(columns, 1)) - 6.4, 3.0), (1 << bits) - 1
     if rounding is Rounding.DITHERED:

@@ -16,7 +16,7 @@ static const int LAST = BITS == 16 ? 0 : (1 << (BITS & 15)) - 1;  // the last co
 static const int FRACTION = BITS == 8 ? 15 : 16;                  // bits of T below one step
 static const int HEADER_BYTES = 32, ROW_HEADER_BYTES = BITS == 16 ? 0 : 4;
 static const int HELD = 8;  // values of a row that a lane keeps in registers between the passes: 256 columns
-enum Rounding { STOCHASTIC = 0, NEAREST = 1, DITHERED = 2 };
+enum Rounding { STOCHASTIC = 0, NEAREST = 1, DITHERED = 2, ROTATED = 3 };
 enum Variant { PLAIN = 0, DIFFERENCE = 1, FEEDBACK = 2 };
 
 struct Grid {
@@ -216,6 +216,31 @@ __device__ __forceinline__ i64 peer_of(i64 row, const i64* row_starts, i64 peers
     return low;
 }
 
+// Where one row's values go once they have arrived.
+struct Arrival {
+    float *out, *state, *average;
+    float part, weight;
+    bool accumulate;
+};
+
+__device__ __forceinline__ void deliver(const Arrival& to, i64 c, float v) {
+    if (to.state) {
+        const float known = to.state[c], next = known + to.part * v;
+        to.state[c] = finite(next) ? next : 0.0f;
+        v = known + v;
+    }
+    if (to.average) {
+        const float old = to.average[c];
+        v = to.weight == 1.0f ? v : old + to.weight * (v - old);
+        to.average[c] = finite(v) ? v : old;
+    }
+    to.out[c] = to.accumulate ? to.out[c] + v : v;
+}
+
+#if BITS == 1
+#include "rotate.cuh"
+#endif
+
 extern "C" __global__ void encode_rows(
     const float* __restrict__ x, i64 x_rows, i64 x_stride, const i64* rows, const i64* keys, float* state,
     const i64* row_starts, const i64* offsets, u8* buffer, i64 peers, i64 cols, u64 stream, u64 header_word, u64 step,
@@ -248,6 +273,9 @@ extern "C" __global__ void encode_rows(
     row.two_means = false;
     row.mean = 0;
     row_words(stream, keys ? keys[number] : 0, &row.low, &row.high);
+#if BITS == 1
+    if (rounding == ROTATED) return encode_rotated(row, known, body + ROW_HEADER_BYTES * within);
+#endif
 
     float held[HELD];
 #pragma unroll
@@ -347,22 +375,27 @@ extern "C" __global__ void decode_rows(
     const u8* codes = body + ROW_HEADER_BYTES * count + code_bytes * within;
     const i64 to = index ? index[number] : number;
     if (to < 0 || to >= out_rows) return;
-    out += to * out_stride;
-    if (state) state += number * cols;
-    if (average) average += number * cols;
+    const Arrival arrival = {out + to * out_stride, state ? state + number * cols : nullptr,
+                             average ? average + number * cols : nullptr, part, weight, accumulate != 0};
     // A message that is not the expected one can not be reported without waiting for the device: it reads as NaN.
     const bool expected = header[0] == header_word && header[1] == (u64)count && header[2] == (u64)cols &&
                           (any_step || header[3] == step);
+    const int lane = (int)(threadIdx.x & 31);
+    u32 low = 0, high = 0;
+    if (rounding == DITHERED || rounding == ROTATED) row_words(stream, keys ? keys[number] : 0, &low, &high);
+#if BITS == 1
+    if (rounding == ROTATED) {
+        const u32 scale = expected ? *(const u32*)(body + ROW_HEADER_BYTES * within) : 0x7FC00000u;
+        return decode_rotated(__uint_as_float(scale), codes, cols, low, high, lane, arrival);
+    }
+#endif
     Levels levels;
     if (BITS != 16) {
         const u32 fields = expected ? *(const u32*)(body + ROW_HEADER_BYTES * within) : 0xFF000000u;
         const int k = (int)(fields << 16) >> 16;
         levels = levels_of({k, (int)(fields >> 16 & 255), (int)(fields >> 24)});
     }
-    const int lane = (int)(threadIdx.x & 31);
     const bool dithered = rounding == DITHERED;
-    u32 low = 0, high = 0;
-    if (dithered) row_words(stream, keys ? keys[number] : 0, &low, &high);
 #pragma unroll 2
     for (i64 start = 0; start < cols; start += 64) {
         const u32 hash = dithered ? hash_of(low, high, (u32)(start / 2) + lane) : 0;
@@ -380,17 +413,7 @@ extern "C" __global__ void decode_rows(
                                            : codes[start / 8 * BITS + within_block % bytes] >> (within_block / bytes * BITS) & LAST;
                 v = dithered ? middle(code, random_of(hash, part_of != 0), levels) : level(code, levels);
             }
-            if (state) {
-                const float known = state[c], next = known + part * v;
-                state[c] = finite(next) ? next : 0.0f;
-                v = known + v;
-            }
-            if (average) {
-                const float old = average[c];
-                v = weight == 1.0f ? v : old + weight * (v - old);
-                average[c] = finite(v) ? v : old;
-            }
-            out[c] = accumulate ? out[c] + v : v;
+            deliver(arrival, c, v);
         }
     }
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROW_HEADER_BYTES = 4
+ROTATED_COLUMNS = (32, 64, 128, 256, 512, 1024)
+"""Numbers a row of which rotated rounding is made."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,8 @@ class Coding:
     Attributes:
         bits: Bits a number; 32 sends the numbers as they are.
         rounding: ``stochastic`` (unbiased), ``dithered`` (unbiased too, and the receiver takes off the noise that was added:
-            half the variance) or ``nearest``.
+            half the variance), ``rotated`` (unbiased but for rows that are nearly empty: signs of the randomly rotated row,
+            at one bit alone; a third of that variance) or ``nearest``.
         variant: ``plain``, ``difference`` to the last reconstruction, ``feedback`` of the last error, or difference to a
             ``shift`` that follows slowly and keeps random rounding unbiased.
     """

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sylvie_fx.ir.coding import ROTATED_COLUMNS
 from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels import cpu, reference
 from sylvie_fx.kernels.calls import Decoding, Encoding
@@ -25,8 +26,15 @@ STATES = [
     (Rounding.NEAREST, Variant.FEEDBACK, 1.0),
     (Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.2),
     (Rounding.DITHERED, Variant.DIFFERENCE, 0.35),
+    (Rounding.ROTATED, Variant.DIFFERENCE, 0.6),
 ]
-CASES = [(bits, r) for bits in (1, 2, 4, 8, 16) for r in Rounding if (bits, r) != (16, Rounding.DITHERED)]
+CASES = [
+    (bits, r)
+    for bits in (1, 2, 4, 8, 16)
+    for r in Rounding
+    if (bits, r) != (16, Rounding.DITHERED) and (bits == 1 or r is not Rounding.ROTATED)
+]
+STATE_CASES = [(bits, s) for bits in (1, 2, 4, 8, 16) for s in STATES if (bits, s[0]) in CASES]
 WIDTHS = [0, 1, 2, 31, 32, 33, 63, 64, 65, 100, 127, 128, 256, 1030]
 
 
@@ -74,21 +82,21 @@ def _assert_same(
 def test_bytes_are_the_references(
     isa: int, bits: int, rounding: Rounding, corner_rows: Callable[[int], torch.Tensor]
 ) -> None:
-    for cols, threads in zip(WIDTHS, itertools.cycle((1, 2, 3)), strict=False):
+    widths = ROTATED_COLUMNS if rounding is Rounding.ROTATED else WIDTHS
+    for cols, threads in zip(widths, itertools.cycle((1, 2, 3)), strict=False):
         x = corner_rows(cols)
         rows = torch.randint(0, 64, (77,), generator=torch.Generator().manual_seed(cols))
         _assert_same(x, rows, MessageLayout((30, 0, 47), cols, CodecSpec(bits, rounding)), isa, threads)
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize(("bits", "state"), STATE_CASES)
 def test_states_are_the_references(
-    state: tuple[Rounding, Variant, float], bits: int, corner_rows: Callable[[int], torch.Tensor]
+    bits: int, state: tuple[Rounding, Variant, float], corner_rows: Callable[[int], torch.Tensor]
 ) -> None:
-    if bits == 16 and state[0] is Rounding.DITHERED:
-        state = (Rounding.STOCHASTIC, *state[1:])
     spec = CodecSpec(bits, *state)
-    for cols, isa in itertools.product((33, 128), sorted(cpu.ISA_NAMES)):
+    for cols, isa in itertools.product(
+        (64, 512) if spec.rounding is Rounding.ROTATED else (33, 128), sorted(cpu.ISA_NAMES)
+    ):
         rows = torch.randperm(64)[:50]
         for counts in ((50,), (20, 0, 30)):
             _assert_same(corner_rows(cols), rows, MessageLayout(counts, cols, spec), isa, 2, with_average=True)
@@ -97,13 +105,13 @@ def test_states_are_the_references(
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_rows_give_the_references_bytes(data: st.DataObject) -> None:
-    cols = data.draw(st.integers(1, 70))
+    spec = CodecSpec(*data.draw(st.sampled_from(CASES)))
+    cols = data.draw(st.sampled_from((32, 64)) if spec.rounding is Rounding.ROTATED else st.integers(1, 70))
     number = data.draw(st.integers(1, 4))
     value = st.floats(width=32)
     x = torch.tensor(
         data.draw(st.lists(st.lists(value, min_size=cols, max_size=cols), min_size=number, max_size=number))
     )
-    spec = CodecSpec(*data.draw(st.sampled_from(CASES)))
     rows = torch.tensor(data.draw(st.lists(st.integers(0, number - 1), min_size=1, max_size=9)))
     keys = torch.arange(rows.numel())
     layout = MessageLayout((rows.numel(),), cols, spec)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from sylvie_fx.ir.coding import ROTATED_COLUMNS
 from sylvie_fx.kernels import cuda, reference
 from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.hashing import stream_word
@@ -18,7 +19,20 @@ from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
 STREAM, STEP = stream_word(3, 7), 7
 WIDTHS = [0, 1, 31, 33, 64, 65, 100, 256, 300, 1030, 1100]
 
-CASES = [(bits, r) for bits in (1, 2, 4, 8, 16) for r in Rounding if (bits, r) != (16, Rounding.DITHERED)]
+CASES = [
+    (bits, r)
+    for bits in (1, 2, 4, 8, 16)
+    for r in Rounding
+    if (bits, r) != (16, Rounding.DITHERED) and (bits == 1 or r is not Rounding.ROTATED)
+]
+STATES = [
+    (Rounding.NEAREST, Variant.DIFFERENCE, 1.0),
+    (Rounding.NEAREST, Variant.FEEDBACK, 1.0),
+    (Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.2),
+    (Rounding.DITHERED, Variant.DIFFERENCE, 0.35),
+    (Rounding.ROTATED, Variant.DIFFERENCE, 0.6),
+]
+STATE_CASES = [(bits, *s) for bits in (1, 2, 4, 8, 16) for s in STATES if (bits, s[0]) in CASES]
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
@@ -65,7 +79,7 @@ def test_emulated_warps_write_the_references_bytes(
     corner_rows: Callable[[int], torch.Tensor],
 ) -> None:
     generator = torch.Generator().manual_seed(bits)
-    for cols in WIDTHS:
+    for cols in ROTATED_COLUMNS if rounding is Rounding.ROTATED else WIDTHS:
         x = corner_rows(cols)
         # Every corner row, once; and a peer without rows.
         rows, counts = torch.randperm(64, generator=generator), (15, 0, 0, 49)
@@ -82,27 +96,16 @@ def test_emulated_warps_write_the_references_bytes(
         assert _same(values, out), f"{cols} columns"
 
 
-@pytest.mark.parametrize(
-    ("rounding", "variant", "part"),
-    [
-        (Rounding.NEAREST, Variant.DIFFERENCE, 1.0),
-        (Rounding.NEAREST, Variant.FEEDBACK, 1.0),
-        (Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.2),
-        (Rounding.DITHERED, Variant.DIFFERENCE, 0.35),
-    ],
-)
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize(("bits", "rounding", "variant", "part"), STATE_CASES)
 def test_emulated_states_are_the_references(
+    bits: int,
     rounding: Rounding,
     variant: Variant,
     part: float,
-    bits: int,
     on_host: None,
     corner_rows: Callable[[int], torch.Tensor],
 ) -> None:
-    if bits == 16 and rounding is Rounding.DITHERED:
-        rounding = Rounding.STOCHASTIC
-    for cols in (33, 300):
+    for cols in (64, 512) if rounding is Rounding.ROTATED else (33, 300):
         generator = torch.Generator().manual_seed(cols)
         x, rows = corner_rows(cols), torch.randperm(64, generator=generator)
         keys, index = torch.arange(64), torch.cat([torch.randperm(64, generator=generator)[:32] for _ in range(2)])
@@ -144,7 +147,7 @@ def test_what_can_not_be_raised_reads_as_nan(on_host: None) -> None:
 def test_the_device_writes_the_references_bytes(
     bits: int, rounding: Rounding, corner_rows: Callable[[int], torch.Tensor]
 ) -> None:
-    for cols in WIDTHS:
+    for cols in ROTATED_COLUMNS if rounding is Rounding.ROTATED else WIDTHS:
         x, rows, keys = corner_rows(cols), torch.randperm(64), torch.arange(64)
         layout = MessageLayout((15, 0, 49), cols, CodecSpec(bits, rounding))
         expected = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
