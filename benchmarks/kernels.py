@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sylvie_fx.ir.coding import ROTATED_COLUMNS
 from sylvie_fx.kernels import CodecSpec, MessageLayout, Mode, Rounding, Variant, cpu, decode, encode
 from sylvie_fx.runtime.channel import shift_part
 
@@ -66,7 +67,7 @@ def make_ways(n: int, cols: int, threads: int) -> dict[str, Way]:
         message = torch.empty(MessageLayout((n,), cols, spec).buffer_bytes, dtype=torch.uint8)
         states = [torch.zeros(n, cols) if state else None for _ in range(2)]
         encode(x, rows, spec, 0, 0, rows, message, state=states[0])
-        known = {"step": 0, "row_keys": rows} if spec.rounding is Rounding.DITHERED else {}
+        known = {"step": 0, "row_keys": rows} if spec.needs_keys else {}
         ways[f"encode {name}"] = lambda: encode(x, rows, spec, 0, 0, rows, message, state=states[0], threads=threads)
         ways[f"decode {name}"] = lambda: decode(
             message, spec, n, cols, out=out, state=states[1], threads=threads, **known
@@ -80,6 +81,9 @@ def make_ways(n: int, cols: int, threads: int) -> dict[str, Way]:
         add_codec(f"{bits} dithered", CodecSpec(bits, Rounding.DITHERED))
         part = shift_part(Rounding.DITHERED, bits, cols)
         add_codec(f"{bits} shift", CodecSpec(bits, Rounding.DITHERED, Variant.DIFFERENCE, part), state=True)
+    if cols in ROTATED_COLUMNS:
+        part = shift_part(Rounding.ROTATED, 1, cols)
+        add_codec("1 rotated shift", CodecSpec(1, Rounding.ROTATED, Variant.DIFFERENCE, part), state=True)
     average = torch.zeros(n, cols)
     smoothed = encode(x, rows, CodecSpec(1), 0, 0, rows)
     ways["decode 1 and smooth"] = lambda: decode(

@@ -19,13 +19,14 @@ from sylvie_fx.runtime.exchange import Link
 from sylvie_fx.runtime.in_process import run_ranks
 from sylvie_fx.runtime.transport import Transport
 
-PARTS, ROWS, COLUMNS = 4, 60, 24
+PARTS, ROWS, COLUMNS = 4, 60, 32
 SHIFT = Coding(1, "dithered", "shift")
 CODINGS = [
     Coding(1),
     SHIFT,
     Coding(1, "stochastic", "shift"),
     Coding(2, "dithered", "shift"),
+    Coding(1, "rotated", "shift"),
     Coding(4, "dithered"),
     Coding(1, "nearest", "difference"),
     Coding(1, "nearest", "feedback"),
