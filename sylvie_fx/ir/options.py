@@ -13,11 +13,8 @@ from sylvie_fx.ir.pace import SYNCHRONOUS, Pace, Tier
 
 BITS = (1, 2, 4, 8, 16, 32)
 STALE = ("average", "last", "line")
-VARIANTS = ("plain", "shift", "rotated", "difference", "feedback")
-GRADIENTS = ("plain", "shift", "rotated")
-
-# Stochastic rounding keeps the ends of a row's range exactly, above all zeros; differences to a shift have none.
-_ROUNDING = {"plain": "stochastic", "shift": "dithered", "difference": "stochastic", "feedback": "stochastic"}
+VARIANTS = ("plain", "shift", "difference", "feedback")
+GRADIENTS = ("plain", "shift")
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Options:
 
     Attributes:
         bits: Bits a number of an exchanged row takes on the wire; 32 sends it unchanged. One number (rows of 16 numbers or
-            fewer may then take more of them forward: what fits into the four bytes of the row's header), or
+            fewer may then take more of them: what fits into the four bytes of the row's header), or
             ``{"forward": 1, "backward": 2}``, or either of them by module path, the longest matching path counting:
             ``{"conv1": 2, "": 1}``. Or ``"auto"``: a width of 1, 2, 4 or 8 for each exchange and direction, chosen from
             measured variance to meet ``bytes_per_step`` or ``relative_error``.
@@ -35,12 +32,12 @@ class Options:
             relative to their norm.
         choose_every: For ``bits="auto"``: steps between two choices.
         variant: What is coded forward: ``plain`` rows; their difference to a ``shift`` that both ends move slowly (DIANA,
-            Mishchenko et al., 2019), unbiased and with little noise; the same ``rotated``, which at one bit, for rows of 32,
-            64, ... 1024 numbers, codes the signs of the randomly rotated difference (EDEN, Vargaftik et al., 2022), with a
+            Mishchenko et al., 2019), with little noise: rounded with subtractive dither, which is unbiased; at one bit, for
+            rows of 32, 64, ... 1024 numbers, the signs of the randomly rotated difference (EDEN, Vargaftik et al., 2022), a
             third of the variance, unbiased but for rows that are nearly empty; the ``difference`` to the last reconstruction, best
             for rows that move smoothly, but biased at one bit, and misled by dropout in front of the exchange; or
             ``feedback`` of the last error (Seide et al., 2014). Compared in docs/design.md.
-        gradients: What is coded backward: ``plain``, ``shift`` or ``rotated``.
+        gradients: What is coded backward: ``plain``, unbiased, or ``shift``, as forward.
         eval_bits: As ``bits``, for programs captured in eval mode.
         staleness: How many training steps old a halo row, or the gradient that comes back for one, may be: a bound that
             nothing exceeds. 0 is synchronous. One number, or ``{"forward": 0, "backward": 1}`` (stale gradients alone), or
@@ -149,7 +146,7 @@ class Options:
             return ExchangeCoding(self._forward(8), self._backward(8), auto=True)
         forward, backward = _longest(self._rules[mode], module)
         if isinstance(self.bits if mode == "train" else self.eval_bits, int):
-            forward = widened(forward, columns)
+            forward, backward = widened(forward, columns), widened(backward, columns)
         return ExchangeCoding(self._forward(forward, columns), self._backward(backward, columns))
 
     def pace(self, mode: str, module: str) -> Pace:
@@ -177,22 +174,22 @@ class Options:
     def _backward(self, bits: int, columns: int = 0) -> Coding:
         if bits == 32:
             return EXACT
-        if bits <= 8 and self.gradients == "rotated":
-            return _rotated(bits, columns)
-        variant = self.gradients if bits <= 8 else "plain"
-        return Coding(bits, _ROUNDING[variant], variant)
+        if bits <= 8 and self.gradients == "shift":
+            return _shifted(bits, columns)
+        return Coding(bits, "stochastic", "plain")
 
     def _forward(self, bits: int, columns: int = 0) -> Coding:
         if bits >= 16:
             return Coding(bits, "nearest") if bits == 16 else EXACT
-        if self.variant == "rotated":
-            return _rotated(bits, columns)
+        if self.variant == "shift":
+            return _shifted(bits, columns)
         # With a state at both ends, stochastic rounding at one bit diverges: its error is several times the signal.
         biased = bits == 1 and self.variant in ("difference", "feedback")
-        return Coding(bits, "nearest" if biased else _ROUNDING[self.variant], self.variant)
+        # Elsewhere it keeps the ends of a row's range exactly, above all zeros; differences to a shift have none.
+        return Coding(bits, "nearest" if biased else "stochastic", self.variant)
 
 
-def _rotated(bits: int, columns: int) -> Coding:
+def _shifted(bits: int, columns: int) -> Coding:
     return Coding(bits, "rotated" if bits == 1 and columns in ROTATED_COLUMNS else "dithered", "shift")
 
 

@@ -32,7 +32,7 @@ def test_bits_and_variant_come_from_the_options() -> None:
         == ["1-bit stochastic plain"] * 2
     )
     wide = Stack(Sum(2048, 64), Sum(64, 48), Sum(48, 40))
-    rotated = codings(compiled(wide, *graph(2048), bits=1, variant="rotated", gradients="rotated"))
+    rotated = codings(compiled(wide, *graph(2048), bits=1))
     assert rotated == ["1-bit rotated shift", "1-bit dithered shift", "1-bit dithered shift"]
     assert (
         codings(compiled(model, *graph(2048), bits={"forward": 2, "backward": 8}))
