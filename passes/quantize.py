@@ -34,7 +34,7 @@ class Quantize(Pass):
 
         halo = sylvie.halo_exchange(h, 0, 0, 0)
         codings (forward / backward):
-          site 0: 1-bit dithered shift
+          site 0: 1-bit rotated shift
     """
 
     name: ClassVar[str] = "quantize"

@@ -119,7 +119,7 @@ def test_explain_shows_the_exchanges(tmp_path: Path, capsys: pytest.CaptureFixtu
     script.write_text(SCRIPT)
     assert cli.main(["explain", str(script), "--parts", "3", "--bits", "1", "--program"]) == 0
     shown = capsys.readouterr().out
-    assert "1-bit dithered shift" in shown
+    assert "8-bit dithered shift" in shown
     assert "sylvie.halo_start(linear" in shown
 
 

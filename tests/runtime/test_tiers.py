@@ -81,10 +81,10 @@ def test_bits_depend_on_the_host() -> None:
         assert "site 0: exact, staleness 0" in text
         assert "bit dithered shift" in text
         assert "within a host exact" in text
-    # A row of four float64 and a gradient to each of two ranks: 64 bytes within the host; 8 and 5 between hosts.
+    # A row of four float64 and a gradient to each of two ranks: 64 bytes within the host; 8 each between hosts.
     texts = [text for *_, text in on_hosts([1.0, 2.0], False, policy=policy)]
-    assert ["about 77 bytes a step" in text for text in texts] == [True, True, False]
-    assert "about 26 bytes a step" in texts[2]
+    assert ["about 80 bytes a step" in text for text in texts] == [True, True, False]
+    assert "about 32 bytes a step" in texts[2]
 
 
 def test_one_host_has_no_other_kind() -> None:
