@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -27,24 +27,17 @@ class Aggregations:
         own_rows: Data pointers of indices that read halo rows too, each with the number of own rows in front of them: the
             messages of own rows are then summed first, whether or not the sum is taken in two parts.
         constant: Addresses of edge values that are bound and never change: the kernels keep them in their own order.
-
-    Attributes:
-        targets: The operators that :meth:`run` runs.
     """
 
     def __init__(self, own_rows: Mapping[int, int] | None = None, constant: Iterable[int] = ()) -> None:
         self._own_rows, self._constant = own_rows or {}, frozenset(constant)
         self._layouts: dict[tuple[Any, ...], EdgeLayout] = {}
         self._splits: dict[tuple[int, int], SplitLayout] = {}
-        self._kernels: dict[Any, Any] = {
-            ops.spmm: self._spmm,
-            ops.scatter: self._scatter,
-            ops.segment_softmax: self._softmax,
-            ops.sddmm: self._sddmm,
-            ops.edge_scores: self._edge_scores,
-            ops.attention: self._attention,
-        }
-        self.targets = frozenset(self._kernels)
+
+    @property
+    def targets(self) -> Collection[Any]:
+        """The operators that :meth:`run` runs."""
+        return _KERNELS.keys()
 
     def run(self, node: fx.Node, args: tuple[Any, ...]) -> Tensor:
         """Run a node whose target is one of :attr:`targets`.
@@ -56,7 +49,7 @@ class Aggregations:
         target: Any = node.target
         if not args[0].dtype.is_floating_point:
             return target(*args)  # type: ignore[no-any-return]
-        result: Tensor = self._kernels[target](*args)
+        result: Tensor = _KERNELS[target](self, *args)
         return result
 
     def _spmm(self, x: Tensor, src: Tensor, dst: Tensor, weight: Tensor | None, rows: int, reduce: str) -> Tensor:
@@ -129,3 +122,14 @@ class Aggregations:
             own = None if src is None else self._own_rows.get(src.data_ptr())
             found = self._layouts[key] = EdgeLayout(sources, dst, n_src, n_dst, own, constant=self._constant)
         return found
+
+
+# Functions, as the machine's: what refers to itself is kept until a collection.
+_KERNELS: dict[Any, Any] = {
+    ops.spmm: Aggregations._spmm,
+    ops.scatter: Aggregations._scatter,
+    ops.segment_softmax: Aggregations._softmax,
+    ops.sddmm: Aggregations._sddmm,
+    ops.edge_scores: Aggregations._edge_scores,
+    ops.attention: Aggregations._attention,
+}

@@ -91,22 +91,6 @@ class Machine:
         }, [bound.values[name].data_ptr() for name in program.localized if isinstance(bound.values[name], Tensor)])  # fmt: skip
         self._values = KeptValues(program.graph, options.recompute)
         self._step = 0
-        self._crossing: dict[Any, Callable[..., Any]] = {
-            ops.halo_exchange: self._halo_exchange,
-            ops.halo_reduce: self._halo_reduce,
-            ops.relayout: self._moved,
-            ops.all_reduce: self._all_reduce,
-            ops.all_reduces: self._all_reduces,
-            ops.replicated_output: self._replicated_output,
-            ops.sync_gradients: self._sync_gradients,
-            ops.sync_finish: self._sync_finish,
-            ops.sync_start: self._sync_start,
-            ops.halo_start: self._halo_start,
-            ops.halo_wait: self._halo_wait,
-            ops.spmm_inner: self._spmm_inner,
-            ops.spmm_halo: self._spmm_halo,
-            ops.node_dropout: self._dropout,
-        }
 
     @property
     def codings(self) -> dict[int, tuple[str, str]]:
@@ -179,7 +163,8 @@ class Machine:
         if node.target in self.aggregations.targets:
             return self.aggregations.run(node, args)
         target: Any = node.target
-        return self._crossing.get(target, target)(*args, **kwargs)
+        ours = _CALLS.get(target)
+        return target(*args, **kwargs) if ours is None else ours(self, *args, **kwargs)
 
     def _attribute(self, path: str) -> Any:
         if self._root is not None and path.startswith("model."):
@@ -289,6 +274,25 @@ class Machine:
         return keyed_dropout(x if x.dim() else x.view(1), keys, p, dropout_key(self.seed, self._step, site), dim).view(
             x.shape
         )
+
+
+# Functions, and not the methods of each machine: a machine that refers to itself keeps its buffers until a collection.
+_CALLS: dict[Any, Callable[..., Any]] = {
+    ops.halo_exchange: Machine._halo_exchange,
+    ops.halo_reduce: Machine._halo_reduce,
+    ops.relayout: Machine._moved,
+    ops.all_reduce: Machine._all_reduce,
+    ops.all_reduces: Machine._all_reduces,
+    ops.replicated_output: Machine._replicated_output,
+    ops.sync_gradients: Machine._sync_gradients,
+    ops.sync_finish: Machine._sync_finish,
+    ops.sync_start: Machine._sync_start,
+    ops.halo_start: Machine._halo_start,
+    ops.halo_wait: Machine._halo_wait,
+    ops.spmm_inner: Machine._spmm_inner,
+    ops.spmm_halo: Machine._spmm_halo,
+    ops.node_dropout: Machine._dropout,
+}
 
 
 def _member(module: nn.Module, path: str) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,7 @@ from sylvie_fx.ir.errors import CaptureError, OptionError, PartitionError, Sylvi
 from sylvie_fx.ir.options import Options
 from sylvie_fx.passes.pipeline import default_passes
 from sylvie_fx.runtime.in_process import run_ranks
+from sylvie_fx.runtime.machine import Machine
 
 NODES, EDGES = 23, 60
 
@@ -334,3 +337,25 @@ def test_shard_again_joins_the_graph() -> None:
 def test_models_that_are_no_plain_modules_are_refused_at_once(make: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         sylvie_fx.distribute(make())
+
+
+def test_what_a_deleted_model_held_is_freed_at_once() -> None:
+    """Not at Python's next collection of cycles, before which several models' buffers may pile up."""
+    x, edge_index, y, _ = data()
+
+    def rank(net: DistributedModule) -> Any:
+        own, edges, labels = net.shard(x, edge_index, y)
+        F.cross_entropy(net(own, edges), labels).backward()
+        gc.collect()  # what the capture left
+        machines = [o for o in gc.get_objects() if isinstance(o, Machine) and o.transport is net.transport]
+        return [weakref.ref(machine) for machine in machines]
+
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for references in on_ranks(rank, Net(), bits=1):
+            assert references
+            assert all(reference() is None for reference in references)
+    finally:
+        if enabled:
+            gc.enable()
