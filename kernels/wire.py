@@ -63,8 +63,8 @@ class Rounding(enum.Enum):
     value, of a variance of step^2 / 12 where stochastic rounding of evenly spread values has step^2 / 6. ``NEAREST``
     is deterministic and has the smaller error. At one bit its two levels are the means of the values above and below
     the row's mean (1-bit SGD, Seide et al., 2014): rounding to the row's extremes would return more error than signal.
-    ``ROTATED`` sends the signs of the randomly rotated row, at one bit alone and for rows of ``ROTATED_COLUMNS``: unbiased
-    for rows that are not nearly empty, with a third of dithered rounding's variance (rotation.py).
+    ``ROTATED`` sends the signs of the randomly rotated row, at one bit alone and for rows of ``ROTATED_COLUMNS``: nearly
+    unbiased for rows that are not nearly empty, with a third of dithered rounding's variance (rotation.py).
     """
 
     STOCHASTIC = "stochastic"

@@ -16,7 +16,7 @@ class Coding:
     Attributes:
         bits: Bits a number; 32 sends the numbers as they are.
         rounding: ``stochastic`` (unbiased), ``dithered`` (unbiased too, and the receiver takes off the noise that was added:
-            half the variance), ``rotated`` (unbiased but for rows that are nearly empty: signs of the randomly rotated row,
+            half the variance), ``rotated`` (nearly unbiased, but for rows that are nearly empty: signs of the randomly rotated row,
             at one bit alone; a third of that variance) or ``nearest``.
         variant: ``plain``, ``difference`` to the last reconstruction, ``feedback`` of the last error, or difference to a
             ``shift`` that follows slowly and keeps random rounding unbiased.

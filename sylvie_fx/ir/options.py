@@ -34,9 +34,9 @@ class Options:
         variant: What is coded forward: ``plain`` rows; their difference to a ``shift`` that both ends move slowly (DIANA,
             Mishchenko et al., 2019), with little noise: rounded with subtractive dither, which is unbiased; at one bit, for
             rows of 32, 64, ... 1024 numbers, the signs of the randomly rotated difference (EDEN, Vargaftik et al., 2022), a
-            third of the variance, unbiased but for rows that are nearly empty; the ``difference`` to the last reconstruction, best
-            for rows that move smoothly, but biased at one bit, and misled by dropout in front of the exchange; or
-            ``feedback`` of the last error (Seide et al., 2014). Compared in docs/design.md.
+            third of the variance, nearly unbiased but for rows that are nearly empty; the ``difference`` to the last
+            reconstruction, best for rows that move smoothly, but biased at one bit, and misled by dropout in front of the
+            exchange; or ``feedback`` of the last error (Seide et al., 2014). Compared in docs/design.md.
         gradients: What is coded backward: ``plain``, unbiased, or ``shift``, as forward.
         eval_bits: As ``bits``, for programs captured in eval mode.
         staleness: How many training steps old a halo row, or the gradient that comes back for one, may be: a bound that
