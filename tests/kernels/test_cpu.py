@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from codec_cases import CASES, STATE_CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,20 +22,6 @@ from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 STREAM = stream_word(3, 7)
-STATES = [
-    (Rounding.NEAREST, Variant.DIFFERENCE, 1.0),
-    (Rounding.NEAREST, Variant.FEEDBACK, 1.0),
-    (Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.2),
-    (Rounding.DITHERED, Variant.DIFFERENCE, 0.35),
-    (Rounding.ROTATED, Variant.DIFFERENCE, 0.6),
-]
-CASES = [
-    (bits, r)
-    for bits in (1, 2, 4, 8, 16)
-    for r in Rounding
-    if (bits, r) != (16, Rounding.DITHERED) and (bits == 1 or r is not Rounding.ROTATED)
-]
-STATE_CASES = [(bits, s) for bits in (1, 2, 4, 8, 16) for s in STATES if (bits, s[0]) in CASES]
 WIDTHS = [0, 1, 2, 31, 32, 33, 63, 64, 65, 100, 127, 128, 256, 1030]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from codec_cases import CASES, STATE_CASES
 
 from sylvie_fx.ir.coding import ROTATED_COLUMNS
 from sylvie_fx.kernels import cuda, reference
@@ -18,21 +19,6 @@ from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
 
 STREAM, STEP = stream_word(3, 7), 7
 WIDTHS = [0, 1, 31, 33, 64, 65, 100, 256, 300, 1030, 1100]
-
-CASES = [
-    (bits, r)
-    for bits in (1, 2, 4, 8, 16)
-    for r in Rounding
-    if (bits, r) != (16, Rounding.DITHERED) and (bits == 1 or r is not Rounding.ROTATED)
-]
-STATES = [
-    (Rounding.NEAREST, Variant.DIFFERENCE, 1.0),
-    (Rounding.NEAREST, Variant.FEEDBACK, 1.0),
-    (Rounding.STOCHASTIC, Variant.DIFFERENCE, 0.2),
-    (Rounding.DITHERED, Variant.DIFFERENCE, 0.35),
-    (Rounding.ROTATED, Variant.DIFFERENCE, 0.6),
-]
-STATE_CASES = [(bits, *s) for bits in (1, 2, 4, 8, 16) for s in STATES if (bits, s[0]) in CASES]
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
@@ -96,15 +82,14 @@ def test_emulated_warps_write_the_references_bytes(
         assert _same(values, out), f"{cols} columns"
 
 
-@pytest.mark.parametrize(("bits", "rounding", "variant", "part"), STATE_CASES)
+@pytest.mark.parametrize(("bits", "coding"), STATE_CASES)
 def test_emulated_states_are_the_references(
     bits: int,
-    rounding: Rounding,
-    variant: Variant,
-    part: float,
+    coding: tuple[Rounding, Variant, float],
     on_host: None,
     corner_rows: Callable[[int], torch.Tensor],
 ) -> None:
+    rounding, variant, part = coding
     for cols in (64, 512) if rounding is Rounding.ROTATED else (33, 300):
         generator = torch.Generator().manual_seed(cols)
         x, rows = corner_rows(cols), torch.randperm(64, generator=generator)
