@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,10 @@ from sylvie_fx.kernels import cuda, reference
 from sylvie_fx.kernels.calls import Decoding, Encoding
 from sylvie_fx.kernels.hashing import stream_word
 from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import gpu_check
 
 STREAM, STEP = stream_word(3, 7), 7
 WIDTHS = [0, 1, 31, 33, 64, 65, 100, 256, 300, 1030, 1100]
@@ -110,6 +116,13 @@ def test_emulated_states_are_the_references(
         assert torch.equal(*messages)
         assert _same(*states)
         assert all(_same(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_the_check_on_a_gpu_finds_no_fault_in_emulated_warps(on_host: None) -> None:
+    specs = list(gpu_check.specs())
+    assert {(spec.bits, spec.rounding) for spec in specs} == set(CASES)
+    for spec in specs:
+        assert gpu_check.check(spec, gpu_check.widths(spec)[2], "cpu") == [], spec
 
 
 def test_what_can_not_be_raised_reads_as_nan(on_host: None) -> None:
