@@ -149,8 +149,10 @@ def speeds(n: int, cols: int) -> list[dict[str, object]]:
         add(f"encode {name}", lambda spec=spec, message=message: encode(x, rows, spec, 0, 0, rows, message))  # type: ignore[misc]
         add(
             f"decode {name}",
-            lambda spec=spec, message=message, known=known: decode(message, spec, n, cols, out=out, **known),
-        )  # type: ignore[misc]
+            lambda spec=spec, message=message, known=known: decode(  # type: ignore[misc]
+                message, spec, n, cols, out=out, **known
+            ),
+        )
         if bits == 1:
             add(
                 f"decode {name} and add",

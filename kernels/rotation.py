@@ -11,7 +11,7 @@ normal, whatever they were; the signs of the result cross with one scale (DRIVE 
 
 H is not normalised, and with this c the decoded row's product with the row is the row's with itself. Its error is pi/2 - 1 times
 the row (dithered rounding: 1.9 times for 64 normal numbers), and its mean over the random signs nearly the row: within 1 % for
-256 normal numbers, 4 % for 32 (docs/design.md). Of a row of two numbers, what arrives is the larger: coded against a shift, the
+256 normal numbers, 3 % for 64 (docs/design.md). Of a row of two numbers, what arrives is the larger: coded against a shift, the
 other arrives the next time.
 
 The row header is c, a float32. A row that is not finite has c = NaN or +-Inf, and arrives as such.

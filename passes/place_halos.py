@@ -190,12 +190,17 @@ class _Cut:
         return variant != "plain" and self._is_masked(node)
 
     def _is_masked(self, node: fx.Node) -> bool:
-        if not self._recomputable(node) or not isinstance(node.target, OpOverload):
-            return False
-        if node.target is ops.node_dropout:
-            return True
-        pointwise = torch.Tag.pointwise in node.target.tags
-        return pointwise and any(self._is_masked(n) for n in node.all_input_nodes if self._is_ours(n))
+        seen, stack = set(), [node]
+        while stack:
+            current = stack.pop()
+            if current in seen or not self._recomputable(current) or not isinstance(current.target, OpOverload):
+                continue
+            seen.add(current)
+            if current.target is ops.node_dropout:
+                return True
+            if torch.Tag.pointwise in current.target.tags:
+                stack += [n for n in current.all_input_nodes if self._is_ours(n)]
+        return False
 
     def _bytes(self, node: fx.Node, module: str) -> float:
         """Bytes a row and step, forward and backward."""

@@ -38,12 +38,24 @@ def test_compiles_to_a_cubin(arch: str, bits: int) -> None:
     assert b"decode_rows" in code
 
 
-def _check_arguments(arguments: list[Any]) -> None:
-    """Let cuda.core marshal the arguments as a launch would, where it is installed: it needs no device for that."""
-    if importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.core") is not None:
-        from cuda.core._kernel_arg_handler import ParamHolder
+def test_cuda_core_takes_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It marshals them as for a launch, which needs no device."""
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
+        pytest.skip("cuda-core is not installed: pip install sylvie-fx[cuda]")
+    from cuda.core._kernel_arg_handler import ParamHolder
 
+    launched = []
+
+    def launch(name: str, bits: int, device: torch.device, rows: int, arguments: list[Any]) -> None:
         ParamHolder(tuple(arguments))
+        launched.append(name)
+
+    monkeypatch.setattr(cuda, "_launch", launch)
+    layout, keys = MessageLayout((3,), 40, CodecSpec(1)), torch.arange(3)
+    buffer = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
+    cuda.encode_messages(Encoding(torch.randn(3, 40), None, keys, layout, STREAM, STEP, buffer, None))
+    cuda.decode_messages(Decoding(buffer, layout, torch.zeros(3, 40), None, False, None, None, 1.0))
+    assert launched == ["encode_rows", "decode_rows"]
 
 
 @pytest.fixture
@@ -51,7 +63,6 @@ def on_host(monkeypatch: pytest.MonkeyPatch, emulated: Callable[[int], ctypes.CD
     """Launches of :mod:`sylvie_fx.kernels.cuda` run emulated, on tensors in host memory, two warps a block."""
 
     def launch(name: str, bits: int, device: torch.device, rows: int, arguments: list[Any]) -> None:
-        _check_arguments(arguments)
         function = getattr(emulated(bits), f"emulate_{name.removesuffix('_rows')}")
         converted = [ctypes.c_void_p(value) if isinstance(value, int) else value for value in arguments]
         function(ctypes.c_uint32(max(1, -(-rows // 2))), ctypes.c_uint32(64), *converted)
@@ -141,15 +152,7 @@ def test_what_can_not_be_raised_reads_as_nan(on_host: None) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize(("bits", "rounding"), CASES)
-def test_the_device_writes_the_references_bytes(
-    bits: int, rounding: Rounding, corner_rows: Callable[[int], torch.Tensor]
-) -> None:
-    for cols in ROTATED_COLUMNS if rounding is Rounding.ROTATED else WIDTHS:
-        x, rows, keys = corner_rows(cols), torch.randperm(64), torch.arange(64)
-        layout = MessageLayout((15, 0, 49), cols, CodecSpec(bits, rounding))
-        expected = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
-        reference.encode_messages(Encoding(x, rows, keys, layout, STREAM, STEP, expected, None))
-        found = torch.zeros_like(expected).cuda()
-        cuda.encode_messages(Encoding(x.cuda(), rows.cuda(), keys.cuda(), layout, STREAM, STEP, found, None))
-        assert torch.equal(expected, found.cpu())
+@pytest.mark.parametrize("spec", list(gpu_check.specs()), ids=str)
+def test_the_device_writes_the_references_bytes(spec: CodecSpec) -> None:
+    for cols in gpu_check.widths(spec):
+        assert gpu_check.check(spec, cols) == []
