@@ -7,10 +7,11 @@ global tensor answers by itself (its shape, picking rows by a mask, its gradient
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from sylvie_fx.leaves import Leaf, Sharding
 ANSWERS: dict[Any, Callable[..., Any]] = {}  # function of torch to who answers it, filled by node_functions at import
 
 _NO_FRONTENDS: Sequence[Frontend] = ()
+_T = TypeVar("_T")
 _DRAWS = 1 << 32  # steps of dropouts outside a model, so that no model's step has the same masks
 
 
@@ -150,7 +152,26 @@ def caller_line() -> str | None:
     return user_line("".join(traceback.format_stack())) or None
 
 
-@cache
+def _one_for_each(make: Callable[[Callable[..., Any]], _T]) -> Callable[[Callable[..., Any]], _T]:
+    """Keep what is made of a function, for all threads the same.
+
+    functools.cache hands two threads that miss at once an object each. Ranks that are threads would then disagree on
+    whether the next call is of a new program, and wait for each other under different names.
+    """
+    made: dict[Callable[..., Any], _T] = {}
+    lock = threading.Lock()
+
+    @wraps(make)
+    def found(function: Callable[..., Any]) -> _T:
+        with lock:
+            if function not in made:
+                made[function] = make(function)
+            return made[function]
+
+    return found
+
+
+@_one_for_each
 def _module(function: Callable[..., Any]) -> Function:
     """The one module of a function, so that its programs are found again."""
     return Function(function)
@@ -165,7 +186,7 @@ def _writes(name: str) -> bool:
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
-@cache
+@_one_for_each
 def _on_a_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     """What an in-place function makes of a copy of its first argument."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sylvie_fx import node_tensor
 from sylvie_fx.api import DistributedModule
-from sylvie_fx.engine import ProgramCache
+from sylvie_fx.engine import Function, ProgramCache
 from sylvie_fx.ir.errors import SylvieError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.node_tensor import NodeTensor
@@ -285,3 +287,22 @@ def test_new_masks_find_the_same_programs_and_their_spaces_are_forgotten(case: A
     for grown, spaces in on_ranks(case, run, 1):
         assert grown == 0
         assert spaces == 3
+
+
+def test_ranks_that_are_threads_agree_on_which_call_is_new(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Function):
+        def __init__(self, function: Callable[..., Any]) -> None:
+            time.sleep(0.2)  # long enough for every rank to ask for the module of a function that nobody has called yet
+            super().__init__(function)
+
+    monkeypatch.setattr(node_tensor, "Function", Slow)
+
+    def run(r: Run) -> list[int]:
+        counts = []
+        for _ in range(2):
+            F.softsign(r.out)
+            counts.append(len(r.out._engine._bindings))
+        return counts
+
+    for first, second in on_ranks(case, run):
+        assert first == second
