@@ -1,9 +1,10 @@
-"""Ranks as processes: exchanges over torch.distributed, gloo on the CPU and NCCL between GPUs."""
+"""Ranks as processes: exchanges between GPUs over NCCL, through shared memory within a host, else over gloo."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -20,16 +21,19 @@ from torch import Tensor
 from sylvie_fx.ir.errors import CommError, OptionError
 from sylvie_fx.runtime.collectives import Collectives
 from sylvie_fx.runtime.failures import FailureBoard
+from sylvie_fx.runtime.in_flight import DevicePending, HostPending, NearPending, raw
 from sylvie_fx.runtime.in_process import InProcessGroup
 from sylvie_fx.runtime.lanes import spare_core
+from sylvie_fx.runtime.local_links import connect_local
+from sylvie_fx.runtime.shared_memory import Key, SharedMemoryLink
 from sylvie_fx.runtime.transport import DEFAULT_TIMEOUT, Pending, Transport, check_buffers, something
+
+log = logging.getLogger(__name__)
 
 #: What torchrun tells each process, all of which a process group needs.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: What has been numbered in each process group.
 _NUMBERS: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-#: A background wait ends when its connection does; gloo wants a number nevertheless.
-_NO_LIMIT = timedelta(days=7)
 
 
 class ProcessGroupTransport(Collectives):
@@ -64,8 +68,10 @@ class ProcessGroupTransport(Collectives):
         if "cpu" not in self._backends:
             self.control_device = torch.device("cuda", torch.cuda.current_device())
         self._board = FailureBoard(dist.distributed_c10d._get_process_group_store(self._group), self.rank)
+        self._links: dict[int, SharedMemoryLink] | None = None
+        self._gathered = itertools.count()
         self._steps: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock, self._connecting = threading.Lock(), threading.Lock()
         self._stopped: str | None = None
         self._owns_group = False
 
@@ -117,32 +123,67 @@ class ProcessGroupTransport(Collectives):
             self.bytes_sent += sum(t.numel() * t.element_size() for t in outgoing.values())
         if _on_nccl([*incoming.values(), *outgoing.values()], self._backends):
             return self._exchange_nccl(incoming, outgoing)
-        return self._exchange_gloo(incoming, outgoing, label, step, name)
+        links = self._connected()
+        far = self._exchange_gloo(
+            {peer: buffer for peer, buffer in incoming.items() if peer not in links},
+            {peer: buffer for peer, buffer in outgoing.items() if peer not in links},
+            label, step, name,
+        )  # fmt: skip
+        if not links:
+            return far
+        started = time.monotonic()
+        for peer in sorted(outgoing.keys() & links.keys()):
+            try:
+                links[peer].send(label, step, raw(outgoing[peer]), started + self.timeout)
+            except (ConnectionError, TimeoutError) as error:
+                raise self.lost(peer, name, error, time.monotonic() - started) from error
+        near = [
+            (peer, links[peer], Key(label, step, raw(b).numel()), b) for peer, b in incoming.items() if peer in links
+        ]
+        return NearPending(self, name, near, far)
+
+    def _connected(self) -> Mapping[int, SharedMemoryLink]:
+        """The links to the ranks of this host, made together with the first exchange."""
+        with self._connecting:
+            if self._links is None:
+                self._links = connect_local(self.rank, self.host, self._gather) if self.size > 1 else {}
+                if self._links:
+                    log.info("rank %d reaches ranks %s through shared memory", self.rank, sorted(self._links))
+        return self._links
+
+    def _gather(self, text: str) -> list[str]:
+        """A short text of every rank, over gloo."""
+        own = torch.frombuffer(bytearray(text.encode().ljust(100)), dtype=torch.uint8)
+        others = {peer: torch.empty_like(own) for peer in range(self.size) if peer != self.rank}
+        number = next(self._gathered)
+        name = f"the first meeting of the ranks ({number})"
+        self._exchange_gloo(others, dict.fromkeys(others, own), "meeting", number, name).wait()
+        return [bytes(others.get(peer, own).numpy()).decode().rstrip() for peer in range(self.size)]
 
     def _exchange_gloo(
         self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor], label: str, step: int, name: str
-    ) -> _HostPending:
-        pending = _HostPending(self, name)
+    ) -> HostPending:
+        pending = HostPending(self, name)
         peer = self.rank
         try:
             for peer, buffer in incoming.items():
                 # Two sends posted before two receives use one direction of the link at a time, at half the rate.
                 host = torch.empty_like(buffer, device="cpu") if buffer.is_cuda else buffer
-                work = dist.irecv(_raw(host), group=self._group, group_src=peer, tag=_tag(label, step, buffer))
+                work = dist.irecv(raw(host), group=self._group, group_src=peer, tag=_tag(label, step, buffer))
                 pending.add(peer, work, host, buffer)
             for peer, buffer in outgoing.items():
                 host = buffer.cpu()
-                work = dist.isend(_raw(host), group=self._group, group_dst=peer, tag=_tag(label, step, buffer))
+                work = dist.isend(raw(host), group=self._group, group_dst=peer, tag=_tag(label, step, buffer))
                 pending.add(peer, work, host, None)
         except RuntimeError as error:
-            raise self._lost(peer, name, error, 0.0) from error
+            raise self.lost(peer, name, error, 0.0) from error
         return pending
 
-    def _exchange_nccl(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor]) -> _DevicePending:
-        receives = [dist.P2POp(dist.irecv, _raw(t), group=self._group, group_peer=p) for p, t in incoming.items()]
-        sends = [dist.P2POp(dist.isend, _raw(t), group=self._group, group_peer=p) for p, t in outgoing.items()]
+    def _exchange_nccl(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor]) -> DevicePending:
+        receives = [dist.P2POp(dist.irecv, raw(t), group=self._group, group_peer=p) for p, t in incoming.items()]
+        sends = [dist.P2POp(dist.isend, raw(t), group=self._group, group_peer=p) for p, t in outgoing.items()]
         operations = receives + sends
-        return _DevicePending(dist.batch_isend_irecv(operations) if operations else [])
+        return DevicePending(dist.batch_isend_irecv(operations) if operations else [])
 
     def next_number(self) -> int:
         """See Transport.next_number; counted for the group, which several transports may share."""
@@ -160,14 +201,18 @@ class ProcessGroupTransport(Collectives):
         if self._owns_group and dist.is_initialized():
             self._owns_group = False
             dist.destroy_process_group()
+        links, self._links = self._links or {}, {}
+        for link in links.values():
+            link.stop()
+            link.close()
         self._stopped = self._stopped or "its transport is closed"
 
-    def _lost(self, peer: int, name: str, error: RuntimeError | None, waited: float) -> CommError:
+    def lost(self, peer: int, name: str, error: Exception | None, waited: float) -> CommError:
         """The error of a wait that did not end well, after telling the others and asking them who is to blame."""
         blocked = f"rank {self.rank} can not go on with {name}"
         if self._stopped is not None:
             return CommError(f"{blocked}: {self._stopped}")
-        closed = error is not None and "timed out" not in str(error).lower()
+        closed = error is not None and not isinstance(error, TimeoutError) and "timed out" not in str(error).lower()
         if closed:
             reason, why = f"closed its connection during {name}", "its process ended or was killed"
         else:
@@ -180,10 +225,13 @@ class ProcessGroupTransport(Collectives):
             peer, reason, why = known.culprit, "failed", known.reason
         elif known is not None:
             peer, reason, why = known.culprit, known.reason, f"rank {known.observer} saw it"
+        self._stopped = f"rank {peer} {reason} before"
         return CommError(f"{blocked}: rank {peer} {reason}", why=why, remedy=f"look at the output of rank {peer}")
 
     def _break_connections(self) -> None:
         """Close the connections to all peers: their waits on this rank end now instead of at their timeout."""
+        for link in (self._links or {}).values():
+            link.stop()
         if self.size == 1 or self._backends.get("cpu") != "gloo":
             return
         # gloo has no call for it, but a receive that runs out closes every connection of its group.
@@ -194,89 +242,11 @@ class ProcessGroupTransport(Collectives):
                 work.wait(timedelta(milliseconds=1))
 
 
-class _HostPending:
-    """Messages through host memory, waited for in the calling thread unless somebody asks whether they are done."""
-
-    def __init__(self, transport: ProcessGroupTransport, name: str) -> None:
-        self._transport, self._name = transport, name
-        self._parts: list[tuple[int, dist.Work, Tensor, Tensor | None]] = []
-        self._watcher: threading.Thread | None = None
-        self._error: CommError | None = None
-
-    def add(self, peer: int, work: dist.Work | None, host: Tensor, target: Tensor | None) -> None:
-        """One message; ``host`` lives until it is through, and is copied to ``target`` where that is another tensor."""
-        assert work is not None, "gloo gives a work for every member of the group"
-        self._parts.append((peer, work, host, target))
-
-    def wait(self, timeout: float | None = None) -> None:
-        """See Pending.wait."""
-        timeout = self._transport.timeout if timeout is None else timeout
-        if self._watcher is not None:
-            self._watcher.join(timeout)
-            missing = [peer for peer, *_ in self._parts]
-            if self._watcher.is_alive() and missing:
-                raise self._transport._lost(missing[0], self._name, None, timeout)
-            if self._error is not None:
-                raise self._error
-        else:
-            self._drain(time.monotonic(), timeout)
-
-    def done(self) -> bool:
-        """See Pending.done; gloo can not be asked, so the first call starts a thread that waits."""
-        if not self._parts:
-            return True
-        if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name=f"wait {self._name}", daemon=True)
-            self._watcher.start()
-        return not self._watcher.is_alive()
-
-    def _watch(self) -> None:
-        try:
-            self._drain(time.monotonic(), None)
-        except CommError as error:  # a thread's boundary: raised by wait
-            self._error = error
-
-    def _drain(self, started: float, timeout: float | None) -> None:
-        while self._parts:
-            peer, work, host, target = self._parts[0]
-            left = None if timeout is None else max(0.001, started + timeout - time.monotonic())
-            try:
-                work.wait(_NO_LIMIT if left is None else timedelta(seconds=left))
-            except RuntimeError as error:
-                raise self._transport._lost(peer, self._name, error, time.monotonic() - started) from error
-            if target is not None and target is not host:
-                target.copy_(host)
-            self._parts.pop(0)
-
-
-class _DevicePending:
-    """Messages between devices: ``wait`` orders the current stream after them and does not block the host."""
-
-    def __init__(self, works: Sequence[dist.Work]) -> None:
-        self._works = list(works)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """See Pending.wait; NCCL's own watchdog ends a process whose peer is gone."""
-        del timeout
-        for work in self._works:
-            work.wait()
-        self._works.clear()
-
-    def done(self) -> bool:
-        """See Pending.done."""
-        return all(work.is_completed() for work in self._works)
-
-
 def default_transport(timeout: float = DEFAULT_TIMEOUT) -> Transport:
     """The process group where there is one or torchrun's variables ask for one; else this process alone."""
     if dist.is_initialized() or all(name in os.environ for name in _VARIABLES):
         return ProcessGroupTransport.from_environment(timeout)
     return InProcessGroup(1, timeout).transport(0)
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor: backends differ in the dtypes that they take, and none looks at the values."""
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _tag(label: str, step: int, buffer: Tensor) -> int:

@@ -20,19 +20,32 @@ pytestmark = pytest.mark.dist
 PROGRAMS = {f.__name__: f for f in (ring_of_dtypes, uneven, reductions, objects, counted, polled, autograd)}
 
 
-def run_programs() -> dict[str, object]:
+WAYS = ("one host", "hosts apart")
+"""Through shared memory, and over gloo."""
+
+
+def place(way: str) -> None:
+    """Make a host of its own of this process, or leave it beside the others."""
+    if way == "hosts apart":
+        os.environ["SYLVIE_FX_HOST"] = f"host {os.environ['RANK']}"
+
+
+def run_programs(way: str) -> dict[str, object]:
+    place(way)
     transport = ProcessGroupTransport.from_environment(PATIENCE)
     assert isinstance(transport, Transport)
     results = {name: program(transport) for name, program in PROGRAMS.items()}
+    assert len(transport._connected()) == (transport.size - 1 if way == "one host" else 0)
     transport.close()
     transport.close()
     assert not dist.is_initialized()
     return results
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [2, 3])
-def test_same_bits_as_in_process_ranks(size: int) -> None:
-    outcomes = run_processes(size, run_programs)
+def test_same_bits_as_in_process_ranks(size: int, way: str) -> None:
+    outcomes = run_processes(size, run_programs, way)
     for name, program in PROGRAMS.items():
         expected = run_ranks(size, program, timeout=20)
         for rank in range(size):
@@ -50,8 +63,28 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def fail(how: str, culprit: int) -> tuple[str, str]:
+def two_hosts() -> tuple[list[int], dict[str, object]]:
+    """Ranks 0 and 2 share a host."""
+    os.environ["SYLVIE_FX_HOST"] = f"host {int(os.environ['RANK']) % 2}"
+    transport = ProcessGroupTransport.from_environment(PATIENCE)
+    results = {name: program(transport) for name, program in PROGRAMS.items()}
+    near = sorted(transport._connected())
+    transport.close()
+    return near, results
+
+
+def test_both_kinds_of_links_in_one_exchange() -> None:
+    outcomes = run_processes(3, two_hosts)
+    assert [near for near, _ in outcomes] == [[2], [], [0]]
+    for name, program in PROGRAMS.items():
+        expected = run_ranks(3, program, timeout=20)
+        for rank in range(3):
+            assert _same(outcomes[rank][1][name], expected[rank]), (name, rank)
+
+
+def fail(way: str, how: str, culprit: int) -> tuple[str, str]:
     """Rank ``culprit`` fails in its second step; the others give what they were told, twice."""
+    place(way)
     transport = default_transport(PATIENCE)
     transport.barrier("start")
     transport.all_reduce(torch.ones(3), "loss")
@@ -81,6 +114,7 @@ SILENT = ("hang", "stop")
 """Failures that nothing but a timeout can find."""
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("how", "culprit", "expected"),
     [
@@ -92,9 +126,9 @@ SILENT = ("hang", "stop")
         ("stop", 0, "sent nothing for "),  # the store does not answer either
     ],
 )
-def test_a_failing_rank_is_named(how: str, culprit: int, expected: str) -> None:
+def test_a_failing_rank_is_named(way: str, how: str, culprit: int, expected: str) -> None:
     stuck = [culprit] if how in (*SILENT, "abort") else []
-    outcomes = run_processes_unchecked(3, fail, how, culprit, stuck=stuck)
+    outcomes = run_processes_unchecked(3, fail, way, how, culprit, stuck=stuck)
     for rank, outcome in enumerate(outcomes):
         if rank == culprit:
             continue
@@ -105,7 +139,8 @@ def test_a_failing_rank_is_named(how: str, culprit: int, expected: str) -> None:
         assert f"'next' (step 0): rank {culprit}" in second
 
 
-def sizes_differ() -> str:
+def sizes_differ(way: str) -> str:
+    place(way)
     transport = ProcessGroupTransport.from_environment(PATIENCE)
     transport.barrier("start")
     transport.timeout = 2.0  # not before: one process may start long after another
@@ -117,13 +152,15 @@ def sizes_differ() -> str:
     return ""
 
 
-def test_messages_of_another_size_are_never_delivered() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_messages_of_another_size_are_never_delivered(way: str) -> None:
     # gloo would end the process of the receiver.
-    texts = run_processes(2, sizes_differ)
+    texts = run_processes(2, sizes_differ, way)
     assert all("'halo' (step 0): rank" in text for text in texts)
 
 
-def poll_for_a_dead_rank() -> str:
+def poll_for_a_dead_rank(way: str) -> str:
+    place(way)
     transport = ProcessGroupTransport.from_environment(PATIENCE)
     transport.barrier("start")
     if transport.rank == 1:
@@ -138,8 +175,9 @@ def poll_for_a_dead_rank() -> str:
     return "no error"
 
 
-def test_an_error_in_the_background_is_raised_by_wait() -> None:
-    text = run_processes_unchecked(2, poll_for_a_dead_rank)[0].value
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_in_the_background_is_raised_by_wait(way: str) -> None:
+    text = run_processes_unchecked(2, poll_for_a_dead_rank, way)[0].value
     assert "rank 1 closed its connection during 'stale' (step 0)" in text
 
 
