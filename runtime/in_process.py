@@ -170,6 +170,10 @@ class InProcessTransport(Collectives):
                 expected.append((_Address(peer, self.rank, label, step), incoming))
         return _Receipt(self._group, expected)
 
+    def wires(self) -> str:
+        """See Transport.wires."""
+        return "ranks are threads of this process"
+
     def next_number(self) -> int:
         """See Transport.next_number."""
         return next(self._numbers)

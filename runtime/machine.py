@@ -106,7 +106,7 @@ class Machine:
         lines = []
         if self._sites or self._crossings:
             where = "in threads of their own" if self._courier.threaded else "in the thread that computes"
-            lines.append(f"rows are coded and received {where}")
+            lines += [f"rows are coded and received {where}", self.transport.wires()]
         for site, (out, back) in self.codings.items():
             if self.program.codings[site].auto:
                 lines.append(f"site {site}: {out} / {back} at present")

@@ -128,6 +128,10 @@ class MeteredTransport:
         self._base += self.inner.bytes_sent - before
         return found
 
+    def wires(self) -> str:
+        """See Transport.wires."""
+        return self.inner.wires()
+
     def next_number(self) -> int:
         """See Transport.next_number."""
         return self.inner.next_number()

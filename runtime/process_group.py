@@ -185,6 +185,14 @@ class ProcessGroupTransport(Collectives):
         operations = receives + sends
         return DevicePending(dist.batch_isend_irecv(operations) if operations else [])
 
+    def wires(self) -> str:
+        """See Transport.wires."""
+        near = sorted(self._links or ())
+        ways = [f"through shared memory with ranks {', '.join(map(str, near))}"] if near else []
+        ways += [f"over {self._backends['cpu']}"] if "cpu" in self._backends and len(near) < self.size - 1 else []
+        ways += [f"of GPUs over {self._backends['cuda']}"] if "cuda" in self._backends else []
+        return f"messages travel {', '.join(ways)}"
+
     def next_number(self) -> int:
         """See Transport.next_number; counted for the group, which several transports may share."""
         return next(_NUMBERS[self._name])

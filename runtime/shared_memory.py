@@ -16,20 +16,21 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-#: What packets begin with: kind, whether a file descriptor comes along, bytes of the label, step, bytes of the message, block.
-_HEADER = struct.Struct("=BBHqqq")
+#: What packets begin with: kind, bytes of the label, step, bytes of the message, number of the block.
+_HEADER = struct.Struct("=BHqqq")
 _INLINE, _IN_BLOCK, _FREE = range(3)
 #: A message of at most so many bytes travels in its packet.
 INLINE_BYTES = 4096
 _LARGEST_PACKET = _HEADER.size + (1 << 16) + INLINE_BYTES  # the length of a label takes 16 bits
-_SMALLEST_BLOCK = 16
-"""Binary logarithm of its bytes."""
+#: Bytes of the smallest piece of memory; others are twice, four times … as large.
+_SMALLEST_BLOCK = 1 << 16
 _INT = struct.Struct("=i")
 _ONE_DESCRIPTOR = socket.CMSG_SPACE(_INT.size)
 
@@ -66,6 +67,9 @@ class SharedMemoryLink:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
+        # A deleted model closes nothing by itself, and Python warns of a socket that is collected open.
+        self._close = weakref.finalize(self, connection.close)
+        self._close.atexit = False  # others may wait for what still lies in it
         self._writing = threading.Lock()
         # Guards all below. One of the waiting threads reads the socket; it tells the others what has come.
         self._changed = threading.Condition()
@@ -74,7 +78,7 @@ class SharedMemoryLink:
         self._arrived: defaultdict[Key, deque[_Message]] = defaultdict(deque)
         self._ended = False
         self._free: defaultdict[int, list[_Block]] = defaultdict(list)
-        self._lent: dict[int, tuple[int, _Block]] = {}
+        self._lent: dict[int, _Block] = {}
         self._blocks = 0
         self._theirs: dict[int, Tensor] = {}
 
@@ -93,15 +97,17 @@ class SharedMemoryLink:
         """
         size, name = message.numel(), label.encode()
         if size <= INLINE_BYTES:
-            header = _HEADER.pack(_INLINE, False, len(name), step, size, 0)
+            header = _HEADER.pack(_INLINE, len(name), step, size, 0)
             self._write(header + name + message.cpu().numpy().tobytes(), None, deadline)
             return
         block = self._block(size)
         block.memory[:size].copy_(message)
-        header = _HEADER.pack(_IN_BLOCK, block.descriptor is not None, len(name), step, size, block.number)
-        self._write(header + name, block.descriptor, deadline)
-        if block.descriptor is not None:
-            os.close(block.descriptor)
+        header = _HEADER.pack(_IN_BLOCK, len(name), step, size, block.number)
+        try:
+            self._write(header + name, block.descriptor, deadline)
+        finally:
+            if block.descriptor is not None:
+                os.close(block.descriptor)
 
     def take(self, key: Key, into: Tensor, deadline: float) -> None:
         """Wait for a message.
@@ -121,7 +127,7 @@ class SharedMemoryLink:
             return
         into.copy_(self._theirs[message][: key.size])
         with contextlib.suppress(ConnectionError):  # a peer that has ended needs no memory back
-            self._write(_HEADER.pack(_FREE, False, 0, 0, 0, message), None, deadline)
+            self._write(_HEADER.pack(_FREE, 0, 0, 0, message), None, deadline)
 
     def has(self, key: Key) -> bool:
         """Whether ``take`` would return, or raise, at once."""
@@ -136,7 +142,7 @@ class SharedMemoryLink:
 
     def close(self) -> None:
         """Give everything back; nobody may wait any more."""
-        self._socket.close()
+        self._close()
 
     def _await(self, key: Key, deadline: float) -> _Message:
         while True:
@@ -195,10 +201,10 @@ class SharedMemoryLink:
                 self._changed.notify_all()
 
     def _handle(self, data: bytes, descriptors: list[int]) -> None:
-        kind, _, name_length, step, size, number = _HEADER.unpack_from(data)
+        kind, name_length, step, size, number = _HEADER.unpack_from(data)
         if kind == _FREE:
-            order, block = self._lent.pop(number)
-            self._free[order].append(block._replace(descriptor=None))
+            block = self._lent.pop(number)._replace(descriptor=None)
+            self._free[block.memory.numel()].append(block)
             return
         for descriptor in descriptors:
             self._theirs[number] = _mapped(descriptor, os.fstat(descriptor).st_size)
@@ -209,18 +215,18 @@ class SharedMemoryLink:
 
     def _block(self, size: int) -> _Block:
         """Memory that the peer does not read any more, or new one."""
-        order = max(_SMALLEST_BLOCK, (size - 1).bit_length())
-        if not self._free[order]:
+        room = max(_SMALLEST_BLOCK, 1 << (size - 1).bit_length())
+        if not self._free[room]:
             self._read_now()
         with self._changed:
-            if self._free[order]:
-                block = self._free[order].pop()
+            if self._free[room]:
+                block = self._free[room].pop()
             else:
                 descriptor = os.memfd_create("sylvie_fx")
-                os.ftruncate(descriptor, 1 << order)
-                block = _Block(self._blocks, _mapped(descriptor, 1 << order), descriptor)
+                os.ftruncate(descriptor, room)
+                block = _Block(self._blocks, _mapped(descriptor, room), descriptor)
                 self._blocks += 1
-            self._lent[block.number] = (order, block)
+            self._lent[block.number] = block
         return block
 
     def _write(self, packet: bytes, descriptor: int | None, deadline: float) -> None:

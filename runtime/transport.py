@@ -85,6 +85,9 @@ class Transport(Protocol):
     def barrier(self, label: str) -> None:
         """Return when every rank has called it."""
 
+    def wires(self) -> str:
+        """What messages travel over, for people to read; known once something was exchanged."""
+
     def next_number(self) -> int:
         """0, 1, …: names something that every rank makes in the same order, so that labels of two of them differ."""
 
