@@ -96,13 +96,14 @@ def entry_placement(leaf: Leaf, names: Mapping[Space, str]) -> Placement:
 
 
 def leaf_key(leaf: Leaf, names: Mapping[Space, str]) -> Hashable:
-    """What a program depends on of a tensor."""
+    """What a program depends on of a tensor; on its gradient too, for what is aggregated without one is kept."""
     local, sharding = leaf.local, leaf.sharding
     if sharding is None:
-        return (leaf.path, local.dtype, local.shape, local.device)
+        return (leaf.path, local.dtype, local.shape, local.device, local.requires_grad)
     shape = local.shape
     rest = (*shape[: sharding.dim], *shape[sharding.dim + 1 :])
-    return (leaf.path, local.dtype, rest, names[sharding.space], sharding.dim, is_static(leaf), local.device)
+    where = names[sharding.space], sharding.dim, is_static(leaf)
+    return (leaf.path, local.dtype, rest, *where, local.device, local.requires_grad)
 
 
 def unique_name(name: str, used: set[str]) -> str:
@@ -120,14 +121,14 @@ def unique_name(name: str, used: set[str]) -> str:
 def sample_of(leaf: Leaf, sizes: Mapping[str, int], names: Mapping[Space, str]) -> Tensor:
     """A few rows in the place of the tensor: real values, repeated or cut to the capture's size, indices in range."""
     if leaf.sharding is None:
-        return leaf.local.detach()
+        return leaf.local.detach().requires_grad_(leaf.local.requires_grad)
     dim, size = leaf.sharding.dim, sizes[names[leaf.sharding.space]]
     source = leaf.sharding.whole if leaf.sharding.whole is not None else leaf.local.detach()
     have = source.shape[dim]
     if have == 0:
         shape = list(source.shape)
         shape[dim] = size
-        return source.new_zeros(shape, device=leaf.local.device)
+        return source.new_zeros(shape, device=leaf.local.device).requires_grad_(leaf.local.requires_grad)
     sample = source.detach().index_select(dim, torch.arange(size, device=source.device) % have).to(leaf.local.device)
     if leaf.sharding.index:
         sample = sample % sizes["N"]
