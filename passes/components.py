@@ -36,6 +36,10 @@ class Components:
             number = self.parent[number]
         return number
 
+    def space_of(self, number: int) -> str:
+        """The space of a representative."""
+        return self.space[number] if number else NODES
+
     def union(self, a: int, b: int) -> int:
         """Let two components of one space be one."""
         a, b = self.find(a), self.find(b)
@@ -84,11 +88,12 @@ class Components:
             if chosen is None and root in part_of:
                 whole, parts, position = part_of[root]
                 if votes(self.scatters, whole):
+                    meant = (whole, *(self.find(p) for p in parts))
                     chosen = Layout(
-                        "slice", parts=(final[whole], *(final[self.find(p)] for p in parts)), position=position
+                        "slice", parts=tuple((final[p], self.space_of(p)) for p in meant), position=position
                     )
             if chosen is None and root in joined:
-                chosen = Layout("concat", parts=tuple(final[p] for p in joined[root]))
+                chosen = Layout("concat", parts=tuple((final[p], self.space_of(p)) for p in joined[root]))
             if chosen is None:
                 for index, into, space in votes(self.gathers, root):
                     if into == 0 or layout(into).kind != "blocks":
@@ -110,6 +115,6 @@ class Components:
             )
         for (space, chosen), number in same.items():
             target = None if chosen.target is None else renumbered[chosen.target]
-            merged = tuple(renumbered[p] for p in chosen.parts)
+            merged = tuple((renumbered[p], of) for p, of in chosen.parts)
             program.components[number] = Component(number, space, replace(chosen, target=target, parts=merged))
         return {root: renumbered[number] for root, number in final.items()}

@@ -66,17 +66,14 @@ class Binder:
             target = self.layout(layout.target, layout.target_space)
             return RowLayout(target.owner[self.results[layout.index]], self.parts)
         if layout.kind == "concat":
-            return RowLayout(torch.cat([self.layout(p, self._space(p)).owner for p in layout.parts]), self.parts)
+            return RowLayout(torch.cat([self.layout(*part).owner for part in layout.parts]), self.parts)
         if layout.kind == "slice":
-            whole = self.layout(layout.parts[0], self._space(layout.parts[0]))
-            lengths = [self.size(self._space(p)) for p in layout.parts[1:]]
+            whole = self.layout(*layout.parts[0])
+            lengths = [self.size(space) for _, space in layout.parts[1:]]
             start = sum(lengths[: layout.position])
             return RowLayout(whole.owner[start : start + lengths[layout.position]], self.parts)
         rows = self.size(self.program.components[component].space)
         return RowLayout(torch.arange(rows) * self.parts // max(rows, 1), self.parts)
-
-    def _space(self, component: int) -> str:
-        return self.program.components[component].space if component else NODES
 
     def size(self, space: str) -> int:
         """Global number of rows of a space."""

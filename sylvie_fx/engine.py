@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from sylvie_fx.capture.export import Call, Captured, capture, plain_call
 from sylvie_fx.capture.inputs import FlatCall
 from sylvie_fx.debug import DebugOptions
+from sylvie_fx.graphs.layout import RowLayout
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
 from sylvie_fx.ir.errors import BranchError, OptionError
 from sylvie_fx.ir.options import Options
@@ -369,8 +370,12 @@ def _results(program: Program, binder: Binder, graph: ShardedGraph, spaces: Sequ
         if not isinstance(place, Rows):
             found.append(None)
             continue
-        space = None if place.component else entries.get(place.space)
-        space = space or graph.subset(binder.layout(place.component or 0, place.space))
+        space = None if place.component or place.factor > 1 else entries.get(place.space)
+        if space is None:
+            layout = binder.layout(place.component or 0, place.space)
+            if place.factor > 1:  # a user sees entries, not the rows that they belong to
+                layout = RowLayout(layout.owner.repeat_interleave(place.factor), layout.parts)
+            space = graph.subset(layout)
         found.append(Sharding(graph, space, place.dim, *_structure(program, binder, node.name, space, graph)))
     return found
 

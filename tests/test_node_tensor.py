@@ -125,6 +125,15 @@ LINES: dict[str, Callable[[Run], Any]] = {
     "no reduction": lambda r: (F.cross_entropy(r.out, r.y, reduction="none") * r.mask).sum() / r.mask.sum(),
     "nll": lambda r: F.nll_loss(F.log_softmax(r.out, dim=-1)[~r.mask], r.y[~r.mask]),
     "bce": lambda r: F.binary_cross_entropy_with_logits(r.out, F.one_hot(r.y, 3).to(r.out.dtype)),
+    "flattened": lambda r: (
+        F.binary_cross_entropy_with_logits(r.out.view(-1), F.one_hot(r.y, 3).to(r.out.dtype).view(-1))
+        + r.out.flatten().mean()
+    ),
+    "joined": lambda r: (
+        F.cross_entropy(torch.cat([r.out[r.mask], r.out[~r.mask]]), torch.cat([r.y[r.mask], r.y[~r.mask]]))
+        + torch.cat([r.out[r.mask], r.out]).mean()
+    ),
+    "nodes and edges joined": lambda r: torch.cat([r.out[:, 0], r.edge_weight]).mean(),
     "mse": lambda r: F.mse_loss(r.out[:, :1].squeeze(-1), r.y.to(r.out.dtype)),
     "centred": lambda r: ((r.out - r.out.mean(0)) ** 2).mean() + r.out.std(),
     "masks combined": lambda r: r.out[r.mask & (r.y > 0)].sum(),
@@ -259,6 +268,18 @@ def test_several_backwards_accumulate(case: Any) -> None:
     expected = on_one_device(case, run)
     for found in on_ranks(case, run):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_flattened_and_joined_rows_are_counted_and_gathered(case: Any) -> None:
+    def run(r: Run) -> list[tuple[int, ...] | Tensor]:
+        mask = r.mask if isinstance(r.out, NodeTensor) else case[1]["mask"]
+        made = [r.out.flatten(), torch.cat([r.out[mask], r.out[~mask]]), torch.cat([r.out[:, 0], r.edge_weight])]
+        return [*(tuple(t.shape) for t in made), *(t.full() if isinstance(t, NodeTensor) else t.detach() for t in made)]
+
+    expected = on_one_device(case, run)
+    for found in on_ranks(case, run):
+        assert found[:3] == expected[:3] == [(3 * NODES,), (NODES, 3), (NODES + EDGES,)]
+        torch.testing.assert_close(found[3:], expected[3:], rtol=1e-10, atol=1e-12)
 
 
 def test_dropout_outside_the_model_differs_from_call_to_call(case: Any) -> None:

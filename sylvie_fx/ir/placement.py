@@ -62,8 +62,8 @@ class Layout:
         index: For ``by``: the name of the prologue value that holds the index.
         target: For ``by``: the component that the index points into.
         target_space: For ``by``: its row space.
-        parts: For ``slice`` and ``concat``: the components meant, in order; ``slice`` counts its start from the
-            global sizes of the components before ``position``.
+        parts: For ``slice`` and ``concat``: the components meant, in order, and their row spaces, since all spaces have a
+            component 0; ``slice`` counts its start from the global sizes of the components before ``position``.
         position: For ``slice``: which of ``parts`` this component is; ``parts[0]`` is then the whole.
     """
 
@@ -71,16 +71,16 @@ class Layout:
     index: str | None = None
     target: int | None = None
     target_space: str = NODES
-    parts: tuple[int, ...] = ()
+    parts: tuple[tuple[int, str], ...] = ()
     position: int = 0
 
     def __str__(self) -> str:
         if self.kind == "by":
             return f"by {self.index} into {self.target_space}#{self.target}"
         if self.kind == "concat":
-            return "concat of " + ", ".join(f"#{p}" for p in self.parts)
+            return "concat of " + ", ".join(f"#{p}" for p, _ in self.parts)
         if self.kind == "slice":
-            return f"part {self.position} of #{self.parts[0]}"
+            return f"part {self.position} of #{self.parts[0][0]}"
         return self.kind
 
 
