@@ -13,6 +13,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from sylvie_fx.ir.program import Program
 from sylvie_fx.passes.base import Pass, PassContext, refuse
 from sylvie_fx.passes.build import Builder, copy_meta
+from sylvie_fx.passes.static import check_random, is_random
 
 aten = torch.ops.aten
 
@@ -132,6 +133,8 @@ def _functional(builder: Builder, node: fx.Node) -> fx.Node:
         if packet == "fill_" and isinstance(node.args[1], fx.Node):
             return builder.call(aten.expand_as.default, node.args[1], target)
         return builder.call(aten.full_like.default, target, node.args[1] if packet == "fill_" else 0)
+    if is_random(node):
+        check_random(node)
     functional = getattr(aten, packet.rstrip("_"), None)
     op = _same_signature(functional, node.target) if functional is not None else None
     if op is None:

@@ -13,6 +13,7 @@ from sylvie_fx.ir.program import Program, is_tensor, meta, shape
 from sylvie_fx.ir.rules import wrap
 from sylvie_fx.passes.base import refuse
 from sylvie_fx.passes.build import Builder, replace
+from sylvie_fx.passes.dependence import needs_gradient
 
 aten = torch.ops.aten
 
@@ -154,9 +155,26 @@ def _gather_columns(program: Program, node: fx.Node) -> None:
 
 
 def _embedding(program: Program, node: fx.Node) -> None:
-    table, index = node.args[0], node.args[1]
+    table, index, *rest = node.args
+    padding, by_frequency = rest[0] if rest else -1, len(rest) > 1 and rest[1]
     assert isinstance(table, fx.Node)
-    _gather(program, node, table, index, 0)
+    assert isinstance(index, fx.Node)
+    node.args = (table, index, padding, by_frequency)  # sparse=True is left out: terms of ranks are added up dense
+    every = is_row_dim(program, table, 0) and len(shape(index)) == 1 and _is_every_row(index, shape(table)[0])
+    counted = any(program.space_of(size) is not None for size in shape(index))
+    if by_frequency and counted and not every and needs_gradient(program, table):
+        raise refuse(node, "an embedding with scale_grad_by_freq=True is read by rows of the graph",
+                     "its gradient is divided by how often an id occurs, and a rank sees its own ids only",
+                     "leave the option out and divide in a hook, which sees the whole gradient: counts = torch.bincount(ids, "
+                     "minlength=rows).clamp(min=1) of the whole ids; weight.register_hook(lambda g: g / counts[:, None])")  # fmt: skip
+    if not is_row_dim(program, table, 0):
+        return  # a replicated table
+    builder = Builder(node)
+    read = read_rows(builder, table, index, 0)
+    if isinstance(padding, int) and padding >= 0:  # rows read as padding have the table's values and no gradient
+        at = builder.call(aten.unsqueeze.default, builder.call(aten.eq.Scalar, index, padding), -1)
+        read = builder.call(aten.where.self, at, builder.call(aten.detach.default, read), read)
+    replace(node, read)
 
 
 def one_dimensional(index: Any, dim: int) -> fx.Node | None:

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 log = logging.getLogger(__name__)
 
-_DROPOUTS = frozenset({aten.dropout.default, aten.feature_dropout.default, ops.node_dropout})
+_DROPOUTS = frozenset({aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, ops.node_dropout})
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def mark_static(program: Program) -> None:
         elif node.op == "call_function":
             if is_random(node):
                 if node.target is not ops.node_dropout:
-                    _check_random(node)
+                    check_random(node)
                 meta(node).static = False
             else:
                 meta(node).static = _is_size(node) or all(meta(n).static for n in node.all_input_nodes)
@@ -85,10 +85,15 @@ def _is_size(node: fx.Node) -> bool:
     )
 
 
-def _check_random(node: fx.Node) -> None:
+def check_random(node: fx.Node) -> None:
+    """Refuse a random operator other than dropout.
+
+    Raises:
+        PassError: It is one.
+    """
     assert isinstance(node.target, OpOverload)
     name = node.target.overloadpacket
-    if name not in (aten.dropout, aten.feature_dropout):
+    if name not in (aten.dropout, aten.feature_dropout, aten.dropout_, aten.feature_dropout_):
         raise refuse(
             node, f"aten.{name.__name__} draws random numbers",
             "ranks would draw different numbers than one device does",

@@ -185,7 +185,7 @@ def _train(
             buffers = {name: b.detach().clone() for name, b in own.named_buffers() if b.layout is torch.strided}
         if optimizer is not None:
             optimizer.step()
-    gradients = {name: p.grad for name, p in own.named_parameters()}
+    gradients = {n: p.grad if p.grad is None else p.grad.to_dense() for n, p in own.named_parameters()}
     for i, t in enumerate(inputs):
         whole = t.grad
         if isinstance(t, NodeTensor) and whole is not None:
@@ -275,6 +275,8 @@ class KeyedMasks(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.dropout or func is torch.dropout:
             return self._dropout(*args, **kwargs)
+        if func is torch.dropout_:
+            return self._dropout(*args, **{**kwargs, "inplace": True})
         return func(*args, **kwargs)
 
     def _dropout(
@@ -288,7 +290,8 @@ class KeyedMasks(TorchFunctionMode):
         key = dropout_key(self.seed, self.step, site)
         shaped = input if input.dim() else input.view(1)
         keys = torch.arange(shaped.shape[dim], device=input.device)
-        return ops.keyed_dropout(shaped, keys, p, key, dim).view(input.shape)
+        dropped = ops.keyed_dropout(shaped, keys, p, key, dim).view(input.shape)
+        return input.copy_(dropped) if inplace else dropped
 
 
 @contextmanager

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from pass_support import Layer, after, changes, check_parity, targets
 from torch import Tensor
 
@@ -21,6 +22,12 @@ def columns_in_place(m: Layer, x: Tensor, e: Tensor) -> Tensor:
     h[:, 1:3] *= 2.0
     first.add_(h[:, 3])
     return m.b(h.relu_())
+
+
+def dropout_in_place(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+    h = F.dropout(m.a(x), 0.5, inplace=True)
+    torch.nn.Dropout(0.25, inplace=True)(h[:, 1:])
+    return m.b(torch.zeros_like(h).index_add(0, e[1], h[e[0]]))
 
 
 def pure(m: Layer, x: Tensor, e: Tensor) -> Tensor:
@@ -62,6 +69,19 @@ def test_an_input_in_place_is_refused() -> None:
         after(changed, "functionalize")
 
 
-@pytest.mark.parametrize("function", [scatter_in_place, columns_in_place, pure])
+@pytest.mark.parametrize("draw", [
+    lambda h: torch.empty_like(h).bernoulli_(0.5), lambda h: h.new_empty(h.shape).uniform_(),
+    lambda h: torch.zeros_like(h).geometric_(0.5),
+])  # fmt: skip
+def test_numbers_drawn_in_place_are_refused(draw) -> None:
+    def drawn(m: Layer, x: Tensor, e: Tensor) -> Tensor:
+        h = m.a(x)
+        return h * draw(h)
+
+    with pytest.raises(PassError, match=r"test_functionalize.py:\d+.*_ draws random numbers.*draw outside the model"):
+        after(drawn, "functionalize")
+
+
+@pytest.mark.parametrize("function", [scatter_in_place, columns_in_place, dropout_in_place, pure])
 def test_parity(function) -> None:
     check_parity(function)
