@@ -139,6 +139,10 @@ LINES: dict[str, Callable[[Run], Any]] = {
     "masks combined": lambda r: r.out[r.mask & (r.y > 0)].sum(),
     "mask of features": lambda r: r.out[r.out[:, 0] > 0].sum(),
     "nonzero": lambda r: F.cross_entropy(r.out[r.mask.nonzero().squeeze()], r.y[torch.where(r.mask)[0]]),
+    "looked up": lambda r: (
+        torch.isin(r.y, torch.tensor([0, 2])).double().mean()
+        + torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64), r.out.detach()).double().mean()
+    ),
     "masked_select": lambda r: r.out[:, 0].masked_select(r.mask).sum(),
     "slice": lambda r: F.cross_entropy(r.out[2:11], r.y[2:11]) + r.out[:, :2].sum() + r.out[::3].sum(),
     "index_select": lambda r: r.out.index_select(0, r.ids).sum(),
@@ -220,6 +224,7 @@ def test_full_is_the_global_tensor(case: Any) -> None:
     (lambda r: torch.ones(3, dtype=torch.float64).mul_(r.out), "the same on every rank"),
     (lambda r: r.out @ r.out.T, "dense"),
     (lambda r: r.out.sort(0), "sort"),
+    (lambda r: r.out.unfold(0, 2, 1), "unfold works along the dimension that is spread"),
 ])  # fmt: skip
 def test_refused_at_the_callers_line(case: Any, line: Callable[[Run], Any], message: str) -> None:
     with pytest.raises(SylvieError, match=message) as raised:

@@ -157,7 +157,7 @@ def along_dim(call: Call) -> Outcome:
 
 
 def _dims(call: Call) -> list[int]:
-    for name in ("dim", "dims"):
+    for name in ("dim", "dims", "dimension"):
         if any(a.name == name for a in call.op._schema.arguments):
             value = call.named(name)
             return _as_list(value) if value is not None else [0]
@@ -270,6 +270,19 @@ placement_rule(
 def one_hot(call: Call) -> Outcome:
     """One more dimension behind the rows."""
     return Outcome(call.place(call.arg(0)))
+
+
+@placement_rule(aten.isin.Tensor_Tensor, aten.searchsorted.Tensor)
+def looked_up(call: Call) -> Outcome:
+    """Each entry is looked for in a table that every rank has."""
+    entries, table = call.arg(0), call.arg(1)
+    if call.op is aten.searchsorted.Tensor:
+        entries, table = table, entries
+    if isinstance(call.place(table), Rows):
+        raise Refused(
+            "entries are looked for in rows that are spread over the ranks", "look for them in a replicated tensor"
+        )
+    return Outcome(call.place(entries))
 
 
 @placement_rule(aten.pad, aten.constant_pad_nd)
