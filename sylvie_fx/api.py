@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import sylvie_fx.node_functions  # noqa: F401  what a NodeTensor answers
+from sylvie_fx.capture.hooks import refuse_hooks
 from sylvie_fx.capture.inputs import FlatCall, flatten_call
 from sylvie_fx.debug import DebugOptions
 from sylvie_fx.engine import Compiled, Engine, ProgramCache
@@ -250,6 +251,7 @@ class DistributedModule(nn.Module):
     def _mode_key(self) -> Hashable:
         """What a program has baked in besides its inputs: modes, which parameters learn, and numbers of modules."""
         modules = list(self.module.modules())
+        refuse_hooks(self.module, modules)
         frozen = tuple(p.requires_grad for p in self.module.parameters())
         return tuple(m.training for m in modules), frozen, tuple(_numbers(m) for m in modules)
 

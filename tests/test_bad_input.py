@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import sylvie_fx
 from support import PATIENCE, RankOutcome, run_processes_unchecked
@@ -253,6 +254,63 @@ def test_models_that_can_not_be_exact_are_refused(line: Callable[[Tensor], Tenso
     assert report.refused is not None
     assert "test_bad_input.py:" in report.refused
     assert re.search(message, report.refused), report.refused
+
+
+class Half(prune.BasePruningMethod):
+    """A user's own way of pruning: a hook that torch registers."""
+
+    PRUNING_TYPE = "unstructured"
+
+    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        return (torch.arange(t.numel()).view_as(t) % 2 * default_mask).to(default_mask.dtype)
+
+
+def look(module: nn.Module, args: Any, out: Any = None) -> None:
+    """A hook that does nothing."""
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
+@pytest.mark.parametrize("called", [False, True])
+def test_hooks_of_modules_are_refused_before_and_after_the_first_call(kind: str, called: bool) -> None:
+    model = sylvie_fx.distribute(Net())
+    x, edge_index = model.shard(*data()[:2])
+    plain = model(x, edge_index).full() if called else None
+    handle = getattr(model.one, f"register_{kind}")(look)
+    line = f"test_bad_input.py:{look.__code__.co_firstlineno}: a module has a (forward|backward) hook in module 'one'"
+    with pytest.raises(CaptureError, match=line):
+        model(x, edge_index)
+    handle.remove()
+    assert plain is None or torch.equal(model(x, edge_index).full(), plain)
+
+
+def test_hooks_on_every_module_are_refused() -> None:
+    model = sylvie_fx.distribute(Net())
+    x, edge_index = model.shard(*data()[:2])
+    handle = nn.modules.module.register_module_forward_hook(look)
+    try:
+        with pytest.raises(CaptureError, match="a module has a forward hook"):
+            model(x, edge_index)
+    finally:
+        handle.remove()
+
+
+def test_hooks_that_torch_registers_are_captured() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    nn.utils.spectral_norm(model.one)
+    Half.apply(model.two, "weight")
+    model.eval()  # a spectral norm makes a step in training
+    expected = model(*data()[:2])
+    distributed = sylvie_fx.distribute(model)
+    torch.testing.assert_close(distributed(*distributed.shard(*data()[:2])).full(), expected)
+
+
+def test_a_hook_on_the_distributed_model_sees_its_result() -> None:
+    model, seen = sylvie_fx.distribute(Net()), []
+    x, edge_index = model.shard(*data()[:2])
+    model.register_forward_hook(lambda module, args, out: seen.append(out))
+    out = model(x, edge_index)
+    assert [one is out for one in seen] == [True]
 
 
 # --- real processes ----------------------------------------------------------------------------------------------------
