@@ -90,7 +90,7 @@ class Machine:
             if known.slot is not None
         }, [bound.values[name].data_ptr() for name in program.localized if isinstance(bound.values[name], Tensor)])  # fmt: skip
         self._values = KeptValues(program.graph, options.recompute)
-        self._step = 0
+        self._draw, self._pass = 0, -1  # numbers of the draw and of the pass under way
 
     @property
     def codings(self) -> dict[int, tuple[str, str]]:
@@ -112,17 +112,19 @@ class Machine:
                 lines.append(f"site {site}: {out} / {back} at present")
         return lines + self._adaptor.notes()
 
-    def run(self, inputs: Mapping[str, Tensor], step: int) -> list[Any]:
+    def run(self, inputs: Mapping[str, Tensor], step: int, draw: int | None = None) -> list[Any]:
         """One forward pass.
 
         Args:
             inputs: Dynamic inputs by placeholder name, this rank's rows.
-            step: Number of the training step: part of the dropout masks' key, and named in errors.
+            step: Number of the training step.
+            draw: Part of the dropout masks' key, another one for every pass that draws; by default the step.
 
         Returns:
             The results in the order of the captured output.
         """
-        self._step = step
+        draw = step if draw is None else draw
+        self._pass += 1
         if self._values or any(coding.once for coding in self.program.codings.values()):
             self._forget_changed(inputs)
         if self._widths is not None:
@@ -134,7 +136,7 @@ class Machine:
         values, nodes, last_use = self._values.begin()
         for node in nodes:
             if isinstance(node, Stretch):
-                values |= node.run(values, functools.partial(self._evaluate_at, step))
+                values |= node.run(values, functools.partial(self._evaluate_at, draw))
             elif node.op == "placeholder":
                 values[node] = self.bound.values[node.name] if node.name in self.bound.values else inputs[node.name]
             elif node.op == "get_attr":
@@ -142,22 +144,22 @@ class Machine:
             elif node.op == "output":
                 return self._values.end(_lookup(node.args[0], values))
             else:
-                values[node] = self._evaluate_at(step, node, values)
+                values[node] = self._evaluate_at(draw, node, values)
                 self._values.note(node, values[node])
             for used in last_use.get(node, ()):
                 values.pop(used, None)
         raise AssertionError("a program ends with an output")
 
-    def _evaluate_at(self, step: int, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-        """Run an operator as part of a step; in a backward pass, that may not be the last one that began."""
+    def _evaluate_at(self, draw: int, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        """Run an operator as part of a pass; in a backward pass, that may not be the last one that began."""
         args, kwargs = _lookup(node.args, values), _lookup(node.kwargs, values)
-        last, self._step = self._step, step
+        last, self._draw = self._draw, draw
         try:
             if self.recorder.on:
                 return traced(self.recorder, self._name, node, args, kwargs, self._call)
             return self._call(node, args, kwargs)
         finally:
-            self._step = last
+            self._draw = last
 
     def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if node.target in self.aggregations.targets:
@@ -186,7 +188,7 @@ class Machine:
             return x
         coded = self._sites.get(site)
         if coded is not None:
-            return _along(dim, x, lambda rows: apply(CodedHaloExchange, rows, coded, self._step))
+            return _along(dim, x, lambda rows: apply(CodedHaloExchange, rows, coded, self._pass))
         if site >= 0 and self.program.codings[site].once:
             return self._crossed_once(x, site, lambda: _along(dim, x, lambda rows: apply(HaloExchange, rows, link)))
         return _along(dim, x, lambda rows: apply(HaloExchange, rows, link))
@@ -218,7 +220,7 @@ class Machine:
         link = self._link(slot)
         coded = self._sites.get(site)
         if link is not None and coded is not None:
-            return _along(dim, x, lambda rows: apply(CodedHaloReduce, rows, coded, self._step))
+            return _along(dim, x, lambda rows: apply(CodedHaloReduce, rows, coded, self._pass))
         return x if link is None else _along(dim, x, lambda rows: apply(HaloReduce, rows, link))
 
     def _moved(self, x: Tensor, slot: int, dim: int = 0, site: int = -1) -> Tensor:
@@ -271,7 +273,7 @@ class Machine:
     def _dropout(self, x: Tensor, keys: Tensor | None, p: float, site: int, dim: int = 0) -> Tensor:
         if keys is None:
             keys = torch.arange(x.shape[0] if x.dim() else 1, device=x.device)
-        return keyed_dropout(x if x.dim() else x.view(1), keys, p, dropout_key(self.seed, self._step, site), dim).view(
+        return keyed_dropout(x if x.dim() else x.view(1), keys, p, dropout_key(self.seed, self._draw, site), dim).view(
             x.shape
         )
 
@@ -308,10 +310,10 @@ def _member(module: nn.Module, path: str) -> Any:
     return value
 
 
-def dropout_key(seed: int, step: int, site: int) -> int:
-    """The key of one dropout's mask: a mix of seed, step and call site."""
+def dropout_key(seed: int, draw: int, site: int) -> int:
+    """The key of one dropout's mask: a mix of seed, draw, and call site."""
     key = seed & 0xFFFFFFFFFFFFFFFF
-    for part in (step, site):
+    for part in (draw, site):
         key = ((key ^ part) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
         key ^= key >> 29
     return key

@@ -152,7 +152,7 @@ class DistributedModule(nn.Module):
         self.holdings = Holdings(model)
         self._engine.call = self.holdings.call
         self._counted: Counter[Compiled] = Counter()
-        self._step = 0
+        self._step, self._draws = 0, 0
         self._last: dict[str, Compiled] = {}
 
     @property
@@ -198,7 +198,8 @@ class DistributedModule(nn.Module):
         try:
             found, call, leaves = self._compile(args, kwargs, step)
             self._counted[found[0]] += 1
-            return engine.run(self.module, found, leaves, call, step, wrap)
+            draw, self._draws = self._draws, self._draws + found[0].draws
+            return engine.run(self.module, found, leaves, call, step, draw, wrap)
         except Exception as error:  # the others wait for this rank: they are told, whatever it was
             self._tell(error)
             raise
@@ -360,7 +361,7 @@ class DistributedModule(nn.Module):
             engine.debug,
         )
         copied.holdings.copy_from(self.holdings)
-        copied._step = self._step
+        copied._step, copied._draws = self._step, self._draws
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from sylvie_fx.capture.inputs import FlatCall
 from sylvie_fx.debug import DebugOptions
 from sylvie_fx.graphs.layout import RowLayout
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
+from sylvie_fx.ir import ops
 from sylvie_fx.ir.errors import BranchError, OptionError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.placement import Rows
@@ -69,6 +71,11 @@ class Compiled:
     snapshots: list[Snapshot]
     stand_ins: list[Any]
     again: str = ""
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether the program draws dropout masks."""
+        return any(node.target is ops.node_dropout for node in self.program.graph.nodes)
 
 
 @dataclass(eq=False)
@@ -249,7 +256,8 @@ class Engine:
             )
         # Not on the whole graph: it would run there, on every rank.
         original = None if isinstance(module, Function) or whole_graph else captured.program.snapshot()
-        context = PassContext(self.options, original, tuple(samples), self.link.link)
+        options = self.options.outside() if isinstance(module, Function) else self.options
+        context = PassContext(options, original, tuple(samples), self.link.link)
         program, snapshots = self.passes.run(captured.program, context)
         if not isinstance(module, Function):
             self.debug.show(snapshots)
@@ -262,6 +270,7 @@ class Engine:
         leaves: Sequence[Leaf],
         call: FlatCall,
         step: int,
+        draw: int,
         wrap: Callable[[Tensor, Sharding], Tensor],
     ) -> Any:
         """Run a call on this rank's rows.
@@ -271,7 +280,8 @@ class Engine:
             found: What :meth:`compile` gave for this call.
             leaves: The call's tensors.
             call: The call, taken apart.
-            step: Training step, part of dropout's key.
+            step: Training step.
+            draw: Number of the call among those that draw masks, part of dropout's key.
             wrap: Makes a sharded tensor of a result that lives in rows.
         """
         compiled, signature = found
@@ -279,7 +289,7 @@ class Engine:
         binding = self._bind(module, compiled, signature, leaves, call, graph)
         names = [item.name for item in compiled.program.inputs]
         inputs = {name: leaf.local for name, leaf in zip(names, leaves, strict=False)}
-        results = binding.machine.run(inputs, step)
+        results = binding.machine.run(inputs, step, draw)
         flat = [v if part is None else wrap(v, part) for v, part in zip(results, binding.results, strict=True)]
         tensors = iter(flat)
         captured = compiled.captured

@@ -26,7 +26,7 @@ ANSWERS: dict[Any, Callable[..., Any]] = {}  # function of torch to who answers 
 
 _NO_FRONTENDS: Sequence[Frontend] = ()
 _T = TypeVar("_T")
-_DRAWS = 1 << 32  # steps of dropouts outside a model, so that no model's step has the same masks
+_DRAWS = 1 << 32  # draws of dropouts outside a model, so that none has the masks of a model's
 
 
 class NodeTensor(torch.Tensor):
@@ -125,10 +125,12 @@ def _run(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     def wrap(value: Tensor, sharding: Sharding) -> Tensor:
         return node_tensor(value, sharding, engine)
 
-    step = _DRAWS + next(engine.draws) if "dropout" in name else 0
+    draw = _DRAWS + next(engine.draws) if "dropout" in name else 0
+    learning = torch.is_grad_enabled()
     try:
-        module = _module(func)
-        return engine.run(module, engine.compile(module, leaves, call, ("function", func)), leaves, call, step, wrap)
+        module = _modules(func)[learning]
+        found = engine.compile(module, leaves, call, ("function", func, learning))
+        return engine.run(module, found, leaves, call, 0, draw, wrap)
     except (CaptureError, PassError) as error:
         raise _explained(error, name, leaves) from error
 
@@ -172,9 +174,9 @@ def _one_for_each(make: Callable[[Callable[..., Any]], _T]) -> Callable[[Callabl
 
 
 @_one_for_each
-def _module(function: Callable[..., Any]) -> Function:
-    """The one module of a function, so that its programs are found again."""
-    return Function(function)
+def _modules(function: Callable[..., Any]) -> tuple[Function, Function]:
+    """A function as a module, so that its programs are found again: in eval mode, and in training mode."""
+    return Function(function).eval(), Function(function)
 
 
 # --- functions that write into their first argument ---------------------------------------------------------------

@@ -38,7 +38,8 @@ class Options:
             reconstruction, best for rows that move smoothly, but biased at one bit, and misled by dropout in front of the
             exchange; or ``feedback`` of the last error (Seide et al., 2014). Compared in docs/design.md.
         gradients: What is coded backward: ``plain``, unbiased, or ``shift``, as forward.
-        eval_bits: As ``bits``, for programs captured in eval mode.
+        eval_bits: As ``bits``, for the model in eval mode. A line outside the model does not know the model's mode: it is
+            coded by ``bits`` where gradients are enabled, by ``eval_bits`` under ``torch.no_grad()``.
         staleness: How many training steps old a halo row, or the gradient that comes back for one, may be: a bound that
             nothing exceeds. 0 is synchronous. One number, or ``{"forward": 0, "backward": 1}`` (stale gradients alone), or
             either of them by module path (chosen layers), as for ``bits``. Or ``"auto"``, Sylvie's Bounded Staleness
@@ -133,6 +134,19 @@ class Options:
             raise OptionError(f"link={self.link!r}", remedy='give a number of Gbit/s above 0, "auto" or "measure"')
         if not self.timeout > 0:
             raise OptionError(f"timeout={self.timeout!r}", remedy="give a number of seconds above 0")
+
+    def outside(self) -> Options:
+        """These options for a line outside the model, whose exchanges remember nothing of earlier calls.
+
+        A program of one operator runs for every line that uses it: a shift or old rows would be those of another line.
+        """
+        policy = self.policy and {
+            kind: {**self.policy.get(kind, {}), "staleness": 0} for kind in ("intra_host", "inter_host")
+        }
+        bits = 8 if self.bits == "auto" else self.bits
+        return replace(
+            self, bits=bits, bytes_per_step=None, variant="plain", gradients="plain", staleness=0, policy=policy
+        )
 
     def coding(self, mode: str, module: str, columns: int) -> ExchangeCoding:
         """How an exchange for a module travels.
