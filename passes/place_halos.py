@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.effects import has_effect
 from sylvie_fx.ir.placement import REPLICATED, Rows
-from sylvie_fx.ir.program import Program, halo_count, is_number, is_tensor, meta, placement, shape
+from sylvie_fx.ir.program import Meta, Program, halo_count, is_number, is_tensor, meta, placement, shape
 from sylvie_fx.passes.base import Pass, PassContext
 from sylvie_fx.passes.build import Builder, copy_meta
 from sylvie_fx.passes.dependence import depends_on_inputs_alone, needs_gradient
@@ -91,6 +91,7 @@ class _Cut:
         self.program, self.options, self.slot, self.link = program, context.options, slot, context.link
         self.space, self.component = space, component
         self.extended: dict[fx.Node, fx.Node] = {}
+        self.needed_by: dict[fx.Node, Meta] = {}
 
     def groups(self, exchanges: list[fx.Node]) -> list[list[fx.Node]]:
         """Exchanges whose values are computed from common ones are cut together."""
@@ -110,13 +111,16 @@ class _Cut:
 
     def apply(self, exchanges: list[fx.Node]) -> None:
         """Move one group of exchanges to the minimum cut."""
+        order = {n: i for i, n in enumerate(self.program.graph.nodes)}
+        # What serves several modules travels as the first of them asks for.
+        for exchange in sorted(exchanges, key=order.__getitem__):
+            for node in self._region([exchange.args[0]]):  # type: ignore[list-item]
+                self.needed_by.setdefault(node, meta(exchange))
         wanted = [n.args[0] for n in exchanges]
         region = self._region(wanted)  # type: ignore[arg-type]
-        module = meta(exchanges[0]).module
-        crossing = self._minimum(region, wanted, module)  # type: ignore[arg-type]
-        could = [n for n in region if self._can_cross(n) and not self._jumps(n, module)]
-        considered = tuple(sorted(((n.name, round(self._bytes(n, module), 1)) for n in could), key=lambda c: c[1]))
-        order = {n: i for i, n in enumerate(self.program.graph.nodes)}
+        crossing = self._minimum(region, wanted)  # type: ignore[arg-type]
+        could = [n for n in region if self._can_cross(n) and not self._jumps(n)]
+        considered = tuple(sorted(((n.name, round(self._bytes(n), 1)) for n in could), key=lambda c: c[1]))
         for value in sorted(crossing, key=order.__getitem__):
             anchor = value.next
             while anchor.op in ("placeholder", "get_attr"):
@@ -127,7 +131,8 @@ class _Cut:
                 ops.halo_exchange, value, self.slot, place.dim, val=value.meta["val"], place=place
             )
             known = meta(node)
-            known.where, known.module, known.considered = meta(exchanges[0]).where, module, considered[:8]
+            reader = self.needed_by[value]
+            known.where, known.module, known.considered = reader.where, reader.module, considered[:8]
             self.extended[value] = node
         for node in exchanges:
             source = node.args[0]
@@ -180,13 +185,13 @@ class _Cut:
             node.op == "placeholder" and not self._recomputable(node)
         )
 
-    def _jumps(self, node: fx.Node, module: str) -> bool:
+    def _jumps(self, node: fx.Node) -> bool:
         """Whether a value is a dropout's, or as good as that, and would be coded against what crossed before.
 
         A new mask each step is a jump that such a code spends its bits on (docs/design.md); what is in front of the mask
         has as many numbers, and the mask is drawn by node.
         """
-        variant = self.options.coding(self.program.mode, module, _columns(node)).forward.variant
+        variant = self.options.coding(self.program.mode, self.needed_by[node].module, _columns(node)).forward.variant
         return variant != "plain" and self._is_masked(node)
 
     def _is_masked(self, node: fx.Node) -> bool:
@@ -202,21 +207,21 @@ class _Cut:
                 stack += [n for n in current.all_input_nodes if self._is_ours(n)]
         return False
 
-    def _bytes(self, node: fx.Node, module: str) -> float:
+    def _bytes(self, node: fx.Node) -> float:
         """Bytes a row and step, forward and backward."""
         if depends_on_inputs_alone(self.program, node):
             return 0.0
         val, columns = node.meta["val"], _columns(node)
-        coding = self.options.coding(self.program.mode, module, columns)
+        coding = self.options.coding(self.program.mode, self.needed_by[node].module, columns)
         size = val.element_size()
         total = coding.forward.row_bytes(columns, size)
         if self._learns(node):
             total += coding.backward.row_bytes(columns, size)
         return total
 
-    def _sent(self, node: fx.Node, module: str) -> float:
+    def _sent(self, node: fx.Node) -> float:
         """Nanoseconds a row and step: on the link, and in memory where it is collected, copied and spread."""
-        wire = self._bytes(node, module)
+        wire = self._bytes(node)
         if wire == 0.0:
             return 0.0
         return 8 * wire / self.link + 3 * self._swept(node) + MESSAGE
@@ -246,15 +251,15 @@ class _Cut:
     def _learns(self, node: fx.Node) -> bool:
         return self.program.mode == "train" and needs_gradient(self.program, node)
 
-    def _minimum(self, region: list[fx.Node], wanted: list[fx.Node], module: str) -> list[fx.Node]:
+    def _minimum(self, region: list[fx.Node], wanted: list[fx.Node]) -> list[fx.Node]:
         """The values of a minimum cut. Capacities are whole picoseconds, so that ties are ties."""
         network = nx.DiGraph()
         network.add_node("owner")
         network.add_node("halo")
         for node in region:
             enters, leaves = (node, "in"), (node, "out")
-            if self._can_cross(node) and not self._jumps(node, module):
-                network.add_edge(enters, leaves, capacity=round(1000 * self._sent(node, module)) + 1)
+            if self._can_cross(node) and not self._jumps(node):
+                network.add_edge(enters, leaves, capacity=round(1000 * self._sent(node)) + 1)
             else:
                 network.add_edge(enters, leaves)
             if not self._recomputable(node):

@@ -58,13 +58,10 @@ def distribute(
         OptionError: An option is unknown or has a value that is not allowed.
     """
     check_model(model)
-    try:
-        chosen = Options(**{**_environment(), **options})
-    except TypeError:
-        unknown = sorted(set(options) - set(Options.__dataclass_fields__))
-        raise OptionError(
-            f"unknown option {', '.join(unknown)}", remedy=f"choose from {', '.join(Options.__dataclass_fields__)}"
-        ) from None
+    known = [name for name in Options.__dataclass_fields__ if not name.startswith("_")]
+    if unknown := sorted(set(options) - set(known)):
+        raise OptionError(f"unknown option {', '.join(unknown)}", remedy=f"choose from {', '.join(known)}")
+    chosen = Options(**{**_environment(), **options})
     debug = debug or DebugOptions.from_environment()
     pipeline = passes or default_passes()
     debug.check(pipeline.names)
@@ -145,6 +142,7 @@ class DistributedModule(nn.Module):
         debug: DebugOptions | None = None,
     ) -> None:
         super().__init__()
+        options.check_modules({path for path, _ in model.named_modules(remove_duplicate=False)})
         self.module = model
         self.training = model.training
         self.options = options

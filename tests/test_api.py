@@ -273,9 +273,22 @@ def test_debug_options_log_programs(caplog: pytest.LogCaptureFixture, monkeypatc
     assert any(r.getMessage().startswith("canonicalize") and "+" in r.getMessage() for r in caplog.records)
 
 
+NEAR = "{}={{'tow': 1}}: there is no module '{}' in the model.* such as 'two'"
+
+
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: sylvie_fx.distribute(Net(), bit=1), "unknown option bit"),
     (lambda: sylvie_fx.distribute(Net(), bits=3), "bits=3"),
+    (lambda: sylvie_fx.distribute(Net(), bits=1.0), r"bits=1\.0\. choose from 1, 2, 4"),
+    (lambda: sylvie_fx.distribute(Net(), bits={"forwards": 1}), "no module 'forwards' .* such as 'forward'"),
+    (lambda: sylvie_fx.distribute(Net(), bits={"frwrd": 1, "forward": 2}), "no module 'frwrd' .* such as 'forward'"),
+    (lambda: sylvie_fx.distribute(Net(), bits={"": {"fwd": 1}}), r"bits\[''\]={'fwd': 1}: there is no direction 'fwd'"),
+    (lambda: sylvie_fx.distribute(Net(), eval_bits={"tow": 1}), NEAR.format("eval_bits", "tow")),
+    (lambda: sylvie_fx.distribute(Net(), staleness={"tow": 1}), NEAR.format("staleness", "tow")),
+    (lambda: sylvie_fx.distribute(Net(), policy={"inter_host": {"bits": {"tow": 1}}}), NEAR.format("bits", "tow")),
+    (lambda: sylvie_fx.distribute(Net(), policy={"intra_host": {"bits": {"tow": 1}}}), NEAR.format("bits", "tow")),
+    (lambda: sylvie_fx.distribute(Net(), choose_every="10"), "choose_every='10'. give a number"),
+    (lambda: sylvie_fx.distribute(Net(), seed=1.5), r"seed=1\.5. give a whole number"),
     (lambda: sylvie_fx.distribute(Net(), staleness=-1), "staleness=-1"),
     (lambda: sylvie_fx.distribute(sylvie_fx.distribute(Net())), "distributed already"),
     (lambda: sylvie_fx.distribute(Net(), debug=DebugOptions(print="after:nothing")), "there is no pass 'nothing'"),

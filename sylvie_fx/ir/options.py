@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,8 @@ BITS = (1, 2, 4, 8, 16, 32)
 STALE = ("average", "last", "line")
 VARIANTS = ("plain", "shift", "difference", "feedback")
 GRADIENTS = ("plain", "shift")
+_NUMBERS = ("bytes_per_step", "relative_error", "choose_every", "smoothing", "drift", "seed", "timeout")
+_MOST_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,13 @@ class Options:
             for mode, name, value in (("train", "bits", self.bits), ("eval", "eval_bits", self.eval_bits))
         }
         object.__setattr__(self, "_rules", MappingProxyType(rules))
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            absent = name == "bytes_per_step" and value is None
+            if not absent and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise OptionError(f"{name}={value!r}", remedy="give a number")
+        if isinstance(self.seed, float):
+            raise OptionError(f"seed={self.seed!r}", remedy="give a whole number")
         if self.choose_every < 3:
             raise OptionError(f"choose_every={self.choose_every!r}", remedy="give 3 steps or more")
         if self.bytes_per_step is not None and not (self.bits == "auto" and self.bytes_per_step > 0):
@@ -147,6 +157,29 @@ class Options:
         return replace(
             self, bits=bits, bytes_per_step=None, variant="plain", gradients="plain", staleness=0, policy=policy
         )
+
+    def check_modules(self, paths: Collection[str]) -> None:
+        """Refuse an option for a module that there is none of: it would be given to nobody.
+
+        Args:
+            paths: Of all modules of the model.
+
+        Raises:
+            OptionError: Names the paths that are near.
+        """
+        given = [("bits", self._rules["train"]), ("eval_bits", self._rules["eval"]), ("staleness", self._bounds)]
+        for name, rules in given:
+            for path, *_ in rules:
+                if path and path not in paths:
+                    known = sorted({"forward", "backward", *paths} - {""})
+                    near = difflib.get_close_matches(path, known, cutoff=0.5) or known
+                    listed = ", ".join(map(repr, near[:_MOST_LISTED])) + (", …" if len(near) > _MOST_LISTED else "")
+                    raise OptionError(
+                        f"{name}={getattr(self, name)!r}: there is no module {path!r} in the model",
+                        remedy=f"give a path of model.named_modules() or a direction, such as {listed}",
+                    )
+        if self._near is not None:
+            self._near.check_modules(paths)
 
     def coding(self, mode: str, module: str, columns: int) -> ExchangeCoding:
         """How an exchange for a module travels.
@@ -250,6 +283,9 @@ def _rules(name: str, value: Any, check: Callable[[str, Any], None], default: in
 
 def _pair(name: str, value: Any, check: Callable[[str, Any], None], default: int) -> tuple[int, int]:
     given = value if isinstance(value, Mapping) else {"forward": value, "backward": value}
+    if unknown := set(given) - {"forward", "backward"}:
+        said = ", ".join(sorted(map(repr, unknown)))
+        raise OptionError(f"{name}={value!r}: there is no direction {said}", remedy="give forward and backward")
     pair = given.get("forward", default), given.get("backward", default)
     for one in pair:
         check(f"{name}={value!r}", one)
@@ -257,7 +293,7 @@ def _pair(name: str, value: Any, check: Callable[[str, Any], None], default: int
 
 
 def _check_bits(said: str, bits: Any) -> None:
-    if isinstance(bits, bool) or bits not in BITS:
+    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS:
         raise OptionError(said, remedy=f"choose from {', '.join(map(str, BITS))}")
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 from exchange_models import Attention, Stack, Sum, compiled, graph, lines
-from torch import nn
+from torch import Tensor, nn
 
 import sylvie_fx
 from sylvie_fx.ir import ops
@@ -41,6 +41,21 @@ def test_a_wide_layer_sends_its_narrow_side() -> None:
     assert crossing(compiled(wide, *graph(), passes=UNFUSED))[1] != "linear_1"
     narrow = Stack(Sum(12, 64), Sum(64, 8))
     assert crossing(compiled(narrow, *graph(), passes=UNFUSED))[1] == "linear_1"
+
+
+class Residual(Sum):
+    """Adds the nodes' own values: what crosses for the next layer is computed from what crosses for this one."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.linear(x) + super().forward(x, edge_index)
+
+
+def test_layers_that_are_cut_together_keep_their_own_bits_and_staleness() -> None:
+    model = Stack(Residual(2048, 40), Residual(40, 40), Residual(40, 40))
+    net = compiled(model, *graph(2048), bits={"layers.1": 4, "layers.2": 2}, staleness={"layers.2": 1})
+    rows = exchange_rows(net.program("train"), None, Options())
+    assert [row.module for row in rows] == ["layers.0", "layers.1", "layers.2"]
+    assert [(row.coding.forward.bits, str(row.pace)) for row in rows] == [(32, "0"), (4, "0"), (2, "1")]
 
 
 def test_inputs_cross_once_where_recomputing_is_cheap() -> None:
