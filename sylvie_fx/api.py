@@ -186,7 +186,7 @@ class DistributedModule(nn.Module):
         """
         engine, step = self._engine, self._step
 
-        def wrap(value: Tensor, sharding: Sharding) -> Tensor:
+        def wrap(value: Tensor, sharding: Sharding, base: int | None) -> Tensor:
             return node_tensor(value, sharding, engine)
 
         if self.training and torch.is_grad_enabled():

@@ -26,6 +26,7 @@ from sylvie_fx.ir.errors import BranchError, OptionError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.placement import Rows
 from sylvie_fx.ir.program import Input, Program, meta
+from sylvie_fx.ir.views import viewed_inputs
 from sylvie_fx.leaves import (
     Leaf,
     Sharding,
@@ -38,6 +39,7 @@ from sylvie_fx.leaves import (
     spaces_of,
     unique_name,
 )
+from sylvie_fx.memory import place_of
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.manager import PassManager, Snapshot
 from sylvie_fx.runtime.bind import Binder, Bound, run_prologue
@@ -63,6 +65,7 @@ class Compiled:
         program: What became of it.
         snapshots: The program after every pass.
         stand_ins: The graphs that the model saw during the capture.
+        views: For each result the input that it is a view of, if any, on one device.
         again: Why it was captured on the whole graph, for which a sample did not do; empty for a capture on a sample.
     """
 
@@ -70,6 +73,7 @@ class Compiled:
     program: Program
     snapshots: list[Snapshot]
     stand_ins: list[Any]
+    views: list[int | None]
     again: str = ""
 
     @cached_property
@@ -97,6 +101,7 @@ class ProgramCache:
 class _Binding:
     machine: Machine
     results: list[Sharding | None]
+    memory: set[int]  # of what every step reads
     static: list[Tensor]  # these two are kept since their identity is part of the binding's key
     spaces: list[Space]
 
@@ -258,10 +263,11 @@ class Engine:
         original = None if isinstance(module, Function) or whole_graph else captured.program.snapshot()
         options = self.options.outside() if isinstance(module, Function) else self.options
         context = PassContext(options, original, tuple(samples), self.link.link)
+        views = viewed_inputs(captured.program)
         program, snapshots = self.passes.run(captured.program, context)
         if not isinstance(module, Function):
             self.debug.show(snapshots)
-        return Compiled(captured, program, snapshots, list(call.stand_ins), again)
+        return Compiled(captured, program, snapshots, list(call.stand_ins), views, again)
 
     def run(
         self,
@@ -271,7 +277,7 @@ class Engine:
         call: FlatCall,
         step: int,
         draw: int,
-        wrap: Callable[[Tensor, Sharding], Tensor],
+        wrap: Callable[[Tensor, Sharding, int | None], Tensor],
     ) -> Any:
         """Run a call on this rank's rows.
 
@@ -282,7 +288,7 @@ class Engine:
             call: The call, taken apart.
             step: Training step.
             draw: Number of the call among those that draw masks, part of dropout's key.
-            wrap: Makes a sharded tensor of a result that lives in rows.
+            wrap: Makes a sharded tensor of a result that lives in rows; it is told which leaf the result is a view of.
         """
         compiled, signature = found
         graph = graph_of(leaves)
@@ -290,7 +296,11 @@ class Engine:
         names = [item.name for item in compiled.program.inputs]
         inputs = {name: leaf.local for name, leaf in zip(names, leaves, strict=False)}
         results = binding.machine.run(inputs, step, draw)
-        flat = [v if part is None else wrap(v, part) for v, part in zip(results, binding.results, strict=True)]
+        results = [v.clone() if place_of(v) in binding.memory else v for v in results]  # a user may write there
+        flat = [
+            v if part is None else wrap(v, part, base)
+            for v, part, base in zip(results, binding.results, compiled.views, strict=True)
+        ]
         tensors = iter(flat)
         captured = compiled.captured
         leaves_of_result = zip(captured.constants, captured.tensor_leaves, strict=True)
@@ -329,7 +339,9 @@ class Engine:
             machine = Machine(
                 program, bound, self.transport, device, self.options, root=module, recorder=self.transport.recorder
             )
-            binding = self._bindings[key] = _Binding(machine, _results(program, binder, graph, spaces), static, spaces)
+            memory = {place_of(value) for value in bound.values.values()} - {0}
+            results = _results(program, binder, graph, spaces)
+            binding = self._bindings[key] = _Binding(machine, results, memory, static, spaces)
             if len(self._bindings) > MOST_BINDINGS:
                 self._bindings.popitem(last=False)[1].machine.close()
         else:

@@ -23,6 +23,7 @@ class Sharding:
         dim: The dimension that carries them.
         whole: The global tensor, where it is part of the graph's structure (indices, masks, types, fixed edge data).
         index: The values name nodes.
+        given: It is the graph's structure itself, as ``shard`` was given it.
         picked: Where it is a mask or a list of ids: local positions and the space of the rows it picks, once known.
     """
 
@@ -31,6 +32,7 @@ class Sharding:
     dim: int = 0
     whole: Tensor | None = None
     index: bool = False
+    given: bool = False
     picked: tuple[Tensor, Space] | None = None
 
 

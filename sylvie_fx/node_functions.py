@@ -12,7 +12,8 @@ from sylvie_fx.graphs.layout import RowLayout
 from sylvie_fx.graphs.sharded import Space
 from sylvie_fx.ir.errors import SylvieError
 from sylvie_fx.leaves import Sharding
-from sylvie_fx.node_tensor import ANSWERS, NodeTensor, caller_line, node_tensor, run
+from sylvie_fx.memory import Memory
+from sylvie_fx.node_tensor import ANSWERS, NodeTensor, caller_line, node_tensor, run, sound
 
 _plain = torch._C.DisableTorchFunctionSubclass
 
@@ -102,7 +103,9 @@ def _getitem(value: Any, index: Any) -> Any:
             return picked
     elif isinstance(value, NodeTensor) and not value._sharding.dim:
         if isinstance(index, slice) and index != slice(None):
-            return _at(value, torch.arange(len(value))[index])
+            part = _at(value, torch.arange(len(value))[index])
+            part._memory.join(value._memory, index)
+            return part
         ids = torch.tensor(index) if isinstance(index, list) and index else index
         if isinstance(ids, Tensor) and ids.dim() == 1 and not ids.dtype.is_floating_point and ids.dtype != torch.bool:
             raise SylvieError(
@@ -128,7 +131,7 @@ def _index_select(input: Any, dim: int, index: Any) -> Any:
 
 def _pick(value: NodeTensor, index: NodeTensor) -> NodeTensor | None:
     """Rows picked by a sharded mask or a sharded list of node ids: row-local. None where it is neither."""
-    theirs, mine = index._sharding, value._sharding
+    theirs, mine = sound(index)._sharding, sound(value)._sharding
     with _plain():
         one_dimensional, is_mask = index.dim() == 1, index.dtype == torch.bool
     if not one_dimensional:
@@ -154,6 +157,7 @@ def _pick(value: NodeTensor, index: NodeTensor) -> NodeTensor | None:
 
 def _at(value: NodeTensor, ids: Tensor) -> NodeTensor:
     """The rows with these global numbers, which are the same on every rank."""
+    sound(value)
     layout, rank = value._sharding.space.layout, value._engine.transport.rank
     owner = layout.owner[ids]
     positions = layout.position[ids[owner == rank]].to(value.device)
@@ -226,17 +230,36 @@ def _same(function: Any) -> Callable[..., Any]:
 
     def answer(value: NodeTensor, *args: Any, **kwargs: Any) -> NodeTensor:
         with _plain():
-            result = function(value, *args, **kwargs)
-        return node_tensor(result.as_subclass(torch.Tensor), value._sharding, value._engine)
+            result = function(value, *args, **kwargs).as_subclass(torch.Tensor)
+            copied = result.data_ptr() != value.data_ptr()
+        return node_tensor(result, value._sharding, value._engine, None if copied else value._memory)
 
     return answer
 
 
-for _one in (
-    torch.Tensor.detach, torch.detach, torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.contiguous,
-    torch.Tensor.data.__get__,  # type: ignore[attr-defined]
-):  # fmt: skip
+for _one in (torch.Tensor.detach, torch.detach, torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.contiguous):
     ANSWERS[_one] = _same(_one)
+# Not as of a plain tensor: torch would count writes into .data for themselves, and what is kept of x would stay as it was.
+ANSWERS[torch.Tensor.data.__get__] = _same(torch.Tensor.detach)  # type: ignore[attr-defined]
+
+
+@_answers(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+def _set_data(value: Any, new: Tensor) -> None:
+    """``x.data = rows of the same nodes or edges``; plain rows of this rank too, where no whole would miss them."""
+    mine = value._sharding if isinstance(value, NodeTensor) else None
+    theirs = sound(new)._sharding if isinstance(new, NodeTensor) else mine
+    fits = mine is not None and theirs is not None and (mine.space, mine.dim) == (theirs.space, theirs.dim)
+    if mine is None or theirs is None or not fits or mine.given or (theirs is mine and mine.whole is not None):
+        raise SylvieError(
+            ".data = ... would not give this tensor rows of the same nodes or edges",
+            where=caller_line(),
+            remedy="give it a result of sharded tensors with the same rows, or use the new tensor in its place",
+        )
+    with _plain():
+        value.data = new.as_subclass(torch.Tensor)
+    value._memory = Memory(value.local(), theirs)
+    if isinstance(new, NodeTensor) and theirs.whole is not None:
+        value._memory.join(new._memory)
 
 
 @_answers(torch.Tensor.type_as)

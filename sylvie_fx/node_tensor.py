@@ -21,6 +21,7 @@ from sylvie_fx.engine import Engine, Function
 from sylvie_fx.ir.errors import CaptureError, PassError, SylvieError
 from sylvie_fx.ir.source import user_line
 from sylvie_fx.leaves import Leaf, Sharding
+from sylvie_fx.memory import Memory, place_of
 
 ANSWERS: dict[Any, Callable[..., Any]] = {}  # function of torch to who answers it, filled by node_functions at import
 
@@ -35,10 +36,18 @@ class NodeTensor(torch.Tensor):
     ``shape``, ``size()`` and ``len()`` are those of the global tensor; reductions over its rows give the global value
     on every rank, with the right gradient. :meth:`local` is the plain tensor of this rank's rows, :meth:`full` the
     whole.
+
+    Write into the tensor itself (``y[mask] = 0``, ``w.mul_(2)``), into ``detach()`` or ``.data`` of it. Integers, masks
+    and edge data are also kept as a whole, which a write through :meth:`local` or a view does not reach: the next use
+    of the tensor raises. A write into ``x.local().data`` is not seen by torch, and so by nobody.
     """
 
-    _sharding: Sharding
+    _memory: Memory
     _engine: Engine
+
+    @property
+    def _sharding(self) -> Sharding:
+        return self._memory.sharding
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,23 +94,41 @@ class NodeTensor(torch.Tensor):
         return self.local().__reduce_ex__(protocol)
 
 
-def node_tensor(local: Tensor, sharding: Sharding, engine: Engine) -> NodeTensor:
+def node_tensor(local: Tensor, sharding: Sharding, engine: Engine, memory: Memory | None = None) -> NodeTensor:
     """Wrap this rank's rows.
 
     Args:
         local: ``[..., local rows, ...]``.
         sharding: What they are rows of.
         engine: Who runs functions on it.
+        memory: The memory of another tensor, where the rows lie in it.
     """
     wrapped = local.as_subclass(NodeTensor)
-    wrapped._sharding, wrapped._engine = sharding, engine
+    wrapped._memory, wrapped._engine = memory or Memory(local, sharding), engine
     return wrapped
+
+
+def sound(value: NodeTensor) -> NodeTensor:
+    """The tensor itself.
+
+    Raises:
+        SylvieError: It was written into by a way that does not reach all that is known of it.
+    """
+    missed = value._memory.missed(value.local())
+    if missed:
+        raise SylvieError(
+            f"a tensor of shape {tuple(value.shape)} is used after a write that did not reach it, {missed}",
+            where=caller_line(),
+            why="its rows are kept in several places, and only a write through the tensor itself changes all of them",
+            remedy="write into the tensor itself (y[mask] = 0, w.mul_(2)), or into a copy: y = y.clone()",
+        )
+    return value
 
 
 def leaf_of(path: str, value: Tensor) -> Leaf:
     """A tensor of a call as the engine sees it."""
     if isinstance(value, NodeTensor):
-        return Leaf(path, value.local(), value._sharding)
+        return Leaf(path, sound(value).local(), value._sharding)
     return Leaf(path, value, None)
 
 
@@ -122,8 +149,13 @@ def _run(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     engine = next(t._engine for _, t in call.leaves if isinstance(t, NodeTensor))
     leaves = [leaf_of(path, t) for path, t in call.leaves]
 
-    def wrap(value: Tensor, sharding: Sharding) -> Tensor:
-        return node_tensor(value, sharding, engine)
+    def wrap(value: Tensor, sharding: Sharding, base: int | None) -> Tensor:
+        result = node_tensor(value, sharding, engine)
+        viewed = None if base is None else call.leaves[base][1]
+        if isinstance(viewed, NodeTensor) and place_of(value) != place_of(viewed.local()):
+            key = args[1] if func is torch.Tensor.__getitem__ else None
+            result._memory.join(viewed._memory, key if _is_constant(key) else None)
+        return result
 
     draw = _DRAWS + next(engine.draws) if "dropout" in name else 0
     learning = torch.is_grad_enabled()
@@ -133,6 +165,10 @@ def _run(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return engine.run(module, found, leaves, call, 0, draw, wrap)
     except (CaptureError, PassError) as error:
         raise _explained(error, name, leaves) from error
+
+
+def _is_constant(key: Any) -> bool:
+    return all(k is ... or isinstance(k, (int, slice)) for k in (key if isinstance(key, tuple) else (key,)))
 
 
 def _explained(error: CaptureError | PassError, name: str, leaves: Sequence[Leaf]) -> SylvieError:
@@ -208,10 +244,12 @@ def _write(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             where=caller_line(),
             remedy="use the function that returns a new tensor",
         )
-    if target._sharding.index:
+    if target._sharding.given:
         raise SylvieError(
             f"{name} would change the graph", where=caller_line(), remedy="change it before model.shard()"
         )
+    if name == "__setitem__" and isinstance(args[2], NodeTensor):
+        target._memory.write_back(args[2]._memory, args[1])
     result = _run(_on_a_copy(func), name, args, kwargs)
     mine, theirs = target._sharding, result._sharding
     if (mine.space, mine.dim) != (theirs.space, theirs.dim):
@@ -222,7 +260,7 @@ def _write(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         )
     with torch._C.DisableTorchFunctionSubclass():
         target.copy_(result.local())
-    target._sharding = theirs
+    target._memory.write(target.local(), theirs, f"{name} at {caller_line()}")
     return target
 
 

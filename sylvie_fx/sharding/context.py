@@ -61,7 +61,7 @@ class ShardContext:
                 why="its history is on the whole graph",
                 remedy="shard the tensors it was computed from, and compute it inside the model",
             )
-        sharding = Sharding(self.graph, space, dim, whole.detach() if structural else None, index)
+        sharding = Sharding(self.graph, space, dim, whole.detach() if structural else None, index, given=index)
         result = node_tensor(local, sharding, self.engine)
         if whole.requires_grad:
             with torch._C.DisableTorchFunctionSubclass():
