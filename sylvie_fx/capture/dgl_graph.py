@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from sylvie_fx.capture.dgl_batch import Batch, OneBatch, Segments
 from sylvie_fx.capture.dgl_index import Size, StandInIndex, refusal, user_frame
 from sylvie_fx.capture.dgl_len import symbolic_len
 from sylvie_fx.capture.dgl_promises import Ledger, Promise, Replay, tag
@@ -36,6 +37,7 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         ndata: Features of nodes, ``[N, ...]`` each.
         edata: Features of edges, ``[E, ...]`` each.
         real: The graph that decides Python branches on degrees and the like; None to expect the ordinary outcome.
+        batch: Where it is a batch of several graphs: which of them each node and edge belongs to.
     """
 
     _graph: StandInIndex
@@ -43,6 +45,7 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
     _edge_frames: list[Any]
     _ledger: Ledger
     _replay: Replay | None
+    _batch: Batch | None
 
     def __init__(
         self,
@@ -53,10 +56,12 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         edata: Mapping[str, Tensor] | None = None,
         *,
         real: Any = None,
+        batch: Batch | None = None,
     ) -> None:
         num_nodes = marker.shape[0] if isinstance(marker, Tensor) else marker
         ledger = Ledger(real)
         self._set_up(StandInIndex(src, dst, num_nodes), ledger, lambda graph: graph)
+        self._batch = batch
         tag(src, ledger, lambda graph: graph.edges()[0])
         tag(dst, ledger, lambda graph: graph.edges()[1])
         with symbolic_len():
@@ -66,7 +71,7 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
                 self.edata[name] = tag(value, ledger, functools.partial(_feature, "edata", name))
 
     def _set_up(self, index: StandInIndex, ledger: Ledger, replay: Replay | None) -> None:
-        self._ledger, self._replay = ledger, replay
+        self._ledger, self._replay, self._batch = ledger, replay, None
         self._init(index, ["_N"], ["_E"], None, None)
 
     def derive(self, index: StandInIndex, transform: Callable[[Any], Any]) -> StandInGraph:
@@ -129,13 +134,22 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         """The graph itself, if it is there."""
         return self.to("cpu")
 
-    def batch_num_nodes(self, ntype: str | None = None) -> OneBatch:
-        """One graph with all nodes."""
-        return OneBatch((self.num_nodes(),))
+    def batch_num_nodes(self, ntype: str | None = None) -> OneBatch | Segments:
+        """Sizes of the graphs of the batch; what a transform makes of a batch is one graph, as in DGL."""
+        batch = self._batch
+        return self._one_batch(self.num_nodes()) if batch is None else Segments(batch.nodes, batch.count)
 
-    def batch_num_edges(self, etype: Any = None) -> OneBatch:
-        """One graph with all edges."""
-        return OneBatch((self.num_edges(),))
+    def batch_num_edges(self, etype: Any = None) -> OneBatch | Segments:
+        """Numbers of edges of the graphs of the batch."""
+        batch = self._batch
+        return self._one_batch(self.num_edges()) if batch is None else Segments(batch.edges, batch.count)
+
+    def _one_batch(self, size: Size) -> OneBatch:
+        real, replay = self._ledger.real, self._replay
+        if real is not None and replay is not None and real.batch_size > 1 and replay(real).batch_size > 1:
+            raise refusal("the sizes of a batch after a transform", "this transform keeps them in this version of DGL",
+                          remedy="transform the graphs before dgl.batch()")  # fmt: skip
+        return OneBatch((size,))
 
     def __getitem__(self, key: Any) -> StandInGraph:
         """The graph of one edge type: this one."""
@@ -230,7 +244,7 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         u, v = u.expand(size), v.expand(size)
         old = self._graph
         self._graph = StandInIndex(torch.cat([old.src, u]), torch.cat([old.dst, v]), old.size)
-        self._replay = None
+        self._replay = self._batch = None
         if data is None:
             self._edge_frames[0].add_rows(size)
         else:
@@ -244,7 +258,9 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
         old = self._graph
         self._graph = StandInIndex(old.src.index_select(0, kept), old.dst.index_select(0, kept), old.size)
         self._edge_frames = [self._edge_frames[0].subframe(kept)]
-        self._replay = None
+        self._replay, batch = None, self._batch
+        if batch is not None:
+            self._batch = Batch(batch.nodes, batch.edges.index_select(0, kept), batch.count)
         if store_ids:
             self.edata[dgl.EID] = kept
 
@@ -267,27 +283,6 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
                 edges = dgl.utils.prepare_tensor(self, edges, "edges")
             results = dgl.core.invoke_edge_udf(self, edges, self.canonical_etypes[0], func)
         self._set_e_repr(0, edges, results)
-
-
-class OneBatch(tuple[Any]):
-    """Sizes of the graphs of a batch, where the batch is one graph."""
-
-    __slots__ = ()
-
-    @property
-    def shape(self) -> tuple[int]:
-        """``(1,)``."""
-        return (1,)
-
-    def tolist(self) -> list[Any]:
-        """As of a tensor."""
-        return list(self)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        """Refuse what a tensor would have."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise refusal(f"the sizes of a batch as a tensor ({name})", "the graph is one graph, and its size a symbol")
 
 
 def _feature(kind: str, name: str, graph: Any) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sylvie_fx.capture.dgl_batch import Segments
 from sylvie_fx.capture.dgl_index import StandInIndex, refusal
 
 # Typed products with at most this many types are masked sums; beyond, each row gathers its matrix.
@@ -127,7 +128,7 @@ def segment_reduce(lengths: Any, value: Tensor, reducer: str = "sum") -> Tensor:
     """Reduce consecutive segments of rows, ``[B, ...]``; one segment reduces all rows.
 
     Args:
-        lengths: ``[B]``, or a sequence of one size: the whole of ``value``.
+        lengths: ``[B]``, segments, or a sequence of one size: the whole of ``value``.
         value: ``[M, ...]``.
         reducer: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
     """
@@ -174,6 +175,8 @@ def segment_mm(a: Tensor, b: Tensor, seglen_a: Tensor) -> Tensor:
     return gather_mm(a, b, idx_b=_segment_of_row(seglen_a, a))
 
 
-def _segment_of_row(lengths: Tensor, value: Tensor) -> Tensor:
+def _segment_of_row(lengths: Tensor | Segments, value: Tensor) -> Tensor:
+    if isinstance(lengths, Segments):
+        return lengths.member
     kinds = torch.arange(lengths.shape[0], device=value.device)
     return kinds.repeat_interleave(lengths.to(value.device), output_size=value.shape[0])

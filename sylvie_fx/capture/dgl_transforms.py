@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
+from sylvie_fx.capture.dgl_batch import OneBatch, Segments
 from sylvie_fx.capture.dgl_graph import StandInGraph
 from sylvie_fx.capture.dgl_index import StandInIndex, refusal
 from sylvie_fx.capture.dgl_ops import reduce_edges
@@ -160,15 +161,17 @@ def is_symbolic(data: Any) -> bool:
 
 
 def broadcast_nodes(graph: StandInGraph, graph_feat: Tensor, *, ntype: str | None = None) -> Tensor:
-    """One row for the graph, given to every node: ``[1, ...]`` or ``[...]`` to ``[N, ...]``."""
-    return _broadcast(graph_feat, graph.num_nodes())
+    """The row of its graph for every node: ``[B, ...]``, of one graph also ``[...]``, to ``[N, ...]``."""
+    return _broadcast(graph_feat, graph.num_nodes(), graph.batch_num_nodes())
 
 
 def broadcast_edges(graph: StandInGraph, graph_feat: Tensor, *, etype: Any = None) -> Tensor:
-    """One row for the graph, given to every edge: ``[1, ...]`` or ``[...]`` to ``[E, ...]``."""
-    return _broadcast(graph_feat, graph.num_edges())
+    """The row of its graph for every edge: ``[B, ...]``, of one graph also ``[...]``, to ``[E, ...]``."""
+    return _broadcast(graph_feat, graph.num_edges(), graph.batch_num_edges())
 
 
-def _broadcast(value: Tensor, size: Any) -> Tensor:
+def _broadcast(value: Tensor, size: Any, sizes: OneBatch | Segments) -> Tensor:
+    if isinstance(sizes, Segments):
+        return value.index_select(0, sizes.member)
     row = value if value.dim() and value.shape[0] == 1 else value.unsqueeze(0)
     return row.expand(size, *row.shape[1:])

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from sylvie_fx.capture.dgl_batch import Batch, members
 from sylvie_fx.capture.dgl_graph import StandInGraph
 from sylvie_fx.capture.dgl_patches import patched_dgl
 from sylvie_fx.capture.inputs import Expanded
@@ -59,6 +60,11 @@ class ShardedDGLGraph(dgl.DGLGraph):  # type: ignore[misc]
         self._context = context
         self._src, self._dst = context.ends(src, dst, ("the graph's sources", "the graph's destinations"))
         self._marker = context.marker()
+        self._batch: list[NodeTensor] = []
+        if graph.batch_size > 1:
+            self._batch.append(context.nodes(members(graph.batch_num_nodes()), "batch_num_nodes"))
+            edges = self._dst._sharding.space
+            self._batch.append(context.rows(members(graph.batch_num_edges()), edges, "batch_num_edges"))
         self._node_frame = Frame(context.graph.spaces["N"], "ndata")
         self._edge_frame = Frame(self._dst._sharding.space, "edata")
         for name, value in graph.ndata.items():
@@ -76,6 +82,17 @@ class ShardedDGLGraph(dgl.DGLGraph):  # type: ignore[misc]
     is_block = property(lambda self: False)
     is_homogeneous = property(lambda self: True)
     idtype = property(lambda self: torch.int64)
+    batch_size = property(lambda self: self._whole.batch_size)
+
+    def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
+        """Numbers of nodes of the graphs of a batch, int64 ``[batch_size]``, the same on every rank."""
+        sizes: Tensor = self._whole.batch_num_nodes()
+        return sizes
+
+    def batch_num_edges(self, etype: Any = None) -> Tensor:
+        """Numbers of edges of the graphs of a batch, int64 ``[batch_size]``, the same on every rank."""
+        sizes: Tensor = self._whole.batch_num_edges()
+        return sizes
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Nodes of the whole graph."""
@@ -168,19 +185,23 @@ class GraphFrontend:
         return isinstance(value, ShardedDGLGraph)
 
     def expand(self, value: ShardedDGLGraph) -> Expanded:
-        """Edges, the marker of the nodes, ndata and edata."""
+        """Edges, the marker of the nodes, ndata, edata, and the graph of each node and edge of a batch."""
         node_names, edge_names = list(value.ndata), list(value.edata)
         tensors: list[tuple[str, Tensor]] = [(".src", value._src), (".dst", value._dst), (".nodes", value._marker)]
         tensors += [(f".ndata[{n!r}]", value.ndata[n]) for n in node_names]
         tensors += [(f".edata[{n!r}]", value.edata[n]) for n in edge_names]
 
+        tensors += zip((".batch_num_nodes", ".batch_num_edges"), value._batch, strict=False)
+        count = value.batch_size
+
         def build(parts: Sequence[Tensor]) -> Any:
             src, dst, marker, *rest = parts
+            batch = Batch(rest[-2], rest[-1], count) if count > 1 else None
             ndata = dict(zip(node_names, rest, strict=False))
-            edata = dict(zip(edge_names, rest[len(node_names) :], strict=True))
-            return StandInGraph(src, dst, marker, ndata, edata, real=value._whole)
+            edata = dict(zip(edge_names, rest[len(node_names) :], strict=False))
+            return StandInGraph(src, dst, marker, ndata, edata, real=value._whole, batch=batch)
 
-        return Expanded(tensors, build, (tuple(node_names), tuple(edge_names)))
+        return Expanded(tensors, build, (tuple(node_names), tuple(edge_names), count))
 
     def check(self, stand_in: StandInGraph, value: ShardedDGLGraph) -> None:
         """Run the checks that the capture took for granted on the real graph."""
