@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sylvie_fx
 import sylvie_fx.dgl
-from sylvie_fx.ir.errors import CaptureError
+from sylvie_fx.ir.errors import CaptureError, PartitionError
 
 dgl = pytest.importorskip("dgl")
 import dgl.nn as dglnn  # noqa: E402
@@ -121,3 +121,12 @@ def test_sizes_as_a_tensor_are_refused() -> None:
     distributed = sylvie_fx.distribute(model)
     with pytest.raises(CaptureError, match=r"test_dgl_batch.py:\d+.*sizes of the graphs of a batch.*\(float\)"):
         distributed(distributed.shard(graph((3, 4))))
+
+
+def test_a_batch_by_its_nodes_alone_is_refused() -> None:
+    single = graph((6,))
+    single.set_batch_num_nodes(torch.tensor([2, 4]))
+    with pytest.raises(
+        PartitionError, match=r"batch of 2 graphs by its nodes and of 1 by its edges.*set_batch_num_edges"
+    ):
+        sylvie_fx.distribute(Model(centred)).shard(single)

@@ -71,6 +71,15 @@ class Batch:
     count: int
 
 
+def batch_size(graph: Any) -> int:
+    """How many graphs a DGLGraph is a batch of.
+
+    Not by DGL's own property: it fills a dict of the graph in two steps, between which another thread may look.
+    """
+    sizes = (graph._batch_num_nodes or {}).get(graph.ntypes[0])
+    return 1 if sizes is None else len(sizes)
+
+
 def members(sizes: Tensor) -> Tensor:
     """The number of its graph for each row, int64, of the graphs' sizes."""
     return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes.long())

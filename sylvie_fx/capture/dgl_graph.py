@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from sylvie_fx.capture.dgl_batch import Batch, OneBatch, Segments
+from sylvie_fx.capture.dgl_batch import Batch, OneBatch, Segments, batch_size
 from sylvie_fx.capture.dgl_index import Size, StandInIndex, refusal, user_frame
 from sylvie_fx.capture.dgl_len import symbolic_len
 from sylvie_fx.capture.dgl_promises import Ledger, Promise, Replay, tag
@@ -146,7 +146,7 @@ class StandInGraph(dgl.DGLGraph):  # type: ignore[misc]
 
     def _one_batch(self, size: Size) -> OneBatch:
         real, replay = self._ledger.real, self._replay
-        if real is not None and replay is not None and real.batch_size > 1 and replay(real).batch_size > 1:
+        if real is not None and replay is not None and batch_size(real) > 1 and batch_size(replay(real)) > 1:
             raise refusal("the sizes of a batch after a transform", "this transform keeps them in this version of DGL",
                           remedy="transform the graphs before dgl.batch()")  # fmt: skip
         return OneBatch((size,))

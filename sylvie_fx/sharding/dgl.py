@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from sylvie_fx.capture.dgl_batch import Batch, members
+from sylvie_fx.capture.dgl_batch import Batch, batch_size, members
 from sylvie_fx.capture.dgl_graph import StandInGraph
 from sylvie_fx.capture.dgl_patches import patched_dgl
 from sylvie_fx.capture.inputs import Expanded
@@ -61,10 +61,15 @@ class ShardedDGLGraph(dgl.DGLGraph):  # type: ignore[misc]
         self._src, self._dst = context.ends(src, dst, ("the graph's sources", "the graph's destinations"))
         self._marker = context.marker()
         self._batch: list[NodeTensor] = []
-        if graph.batch_size > 1:
+        if batch_size(graph) > 1:
             self._batch.append(context.nodes(members(graph.batch_num_nodes()), "batch_num_nodes"))
-            edges = self._dst._sharding.space
-            self._batch.append(context.rows(members(graph.batch_num_edges()), edges, "batch_num_edges"))
+            edges, sizes = self._dst._sharding.space, graph.batch_num_edges()
+            if len(sizes) != batch_size(graph):
+                raise PartitionError(
+                    f"the graph is a batch of {batch_size(graph)} graphs by its nodes and of {len(sizes)} by its edges",
+                    remedy="call graph.set_batch_num_edges(...) too",
+                )
+            self._batch.append(context.rows(members(sizes), edges, "batch_num_edges"))
         self._node_frame = Frame(context.graph.spaces["N"], "ndata")
         self._edge_frame = Frame(self._dst._sharding.space, "edata")
         for name, value in graph.ndata.items():
@@ -82,7 +87,7 @@ class ShardedDGLGraph(dgl.DGLGraph):  # type: ignore[misc]
     is_block = property(lambda self: False)
     is_homogeneous = property(lambda self: True)
     idtype = property(lambda self: torch.int64)
-    batch_size = property(lambda self: self._whole.batch_size)
+    batch_size = property(lambda self: batch_size(self._whole))
 
     def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
         """Numbers of nodes of the graphs of a batch, int64 ``[batch_size]``, the same on every rank."""
