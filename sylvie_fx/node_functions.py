@@ -211,6 +211,31 @@ def _autograd_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tupl
     )
 
 
+@_answers(torch.Tensor.register_hook)
+def _register_hook(value: NodeTensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+    """The hook is given the global gradient, and gives one: its norm is the same on every rank."""
+    sharding, engine = value._sharding, value._engine  # not the tensor, which would then hold itself
+    where = caller_line()
+
+    def on_rows(gradient: Tensor) -> Tensor | None:
+        rows = Sharding(sharding.graph, sharding.space, sharding.dim)
+        given = hook(node_tensor(gradient.as_subclass(torch.Tensor), rows, engine))
+        if given is None:
+            return None
+        local = given.local() if isinstance(given, NodeTensor) else given
+        same = not isinstance(given, NodeTensor) or given._sharding.space is sharding.space
+        if not same or local.shape != gradient.shape:
+            raise SylvieError(
+                f"a hook of a tensor returns a tensor of shape {tuple(given.shape)}, which has other rows than the gradient",
+                where=where,
+                remedy="return what is computed from the gradient row by row, or .local() rows of this rank",
+            )
+        return local
+
+    with _plain():
+        return value.register_hook(on_rows)  # type: ignore[no-untyped-call]
+
+
 @_answers(torch.Tensor.__deepcopy__)
 def _deepcopy(value: NodeTensor, memo: Any) -> NodeTensor:
     copied = _like(value, value.local().detach().clone())
@@ -281,7 +306,7 @@ def _own(function: Any) -> Callable[..., Any]:
 for _one in (
     torch.Tensor.dim, torch.Tensor.ndimension, torch.Tensor.is_floating_point, torch.is_floating_point,
     torch.Tensor.is_complex, torch.is_complex, torch.Tensor.get_device, torch.Tensor.is_contiguous, torch.Tensor.stride,
-    torch.Tensor.retain_grad, torch.Tensor.register_hook, torch.Tensor.__hash__, torch.Tensor.element_size,
+    torch.Tensor.retain_grad, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.__hash__, torch.Tensor.element_size,
     torch.is_tensor, torch.Tensor.storage_offset, torch.Tensor.as_subclass, torch.Tensor.detach_,
 ):  # fmt: skip
     ANSWERS[_one] = _own(_one)

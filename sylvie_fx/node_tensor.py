@@ -90,8 +90,23 @@ class NodeTensor(torch.Tensor):
         return f"NodeTensor({self.local()!r}, rows of {sharding.space.name}, {tuple(self.shape)} in all)"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickling keeps the local rows only, as a plain tensor."""
-        return self.local().__reduce_ex__(protocol)
+        """Refused: a file of one rank's rows looks like one of the whole tensor.
+
+        Raises:
+            SylvieError: Always.
+        """
+        raise SylvieError(
+            "a tensor whose rows are spread over the ranks is pickled or saved",
+            where=caller_line(),
+            why="this rank has its own rows only",
+            remedy="save .full(), which every rank must call, or .local() for this rank's rows",
+        )
+
+    def __copy__(self) -> NodeTensor:
+        """The same rows in the same memory, as of any tensor."""
+        alias = node_tensor(self.local().detach(), self._sharding, self._engine, self._memory)
+        alias.requires_grad_(self.requires_grad)
+        return alias
 
 
 def node_tensor(local: Tensor, sharding: Sharding, engine: Engine, memory: Memory | None = None) -> NodeTensor:

@@ -232,15 +232,40 @@ def test_refused_at_the_callers_line(case: Any, line: Callable[[Run], Any], mess
     assert "test_node_tensor.py:" in str(raised.value)
 
 
-def test_printing_and_pickling_keep_to_local_rows(case: Any) -> None:
-    def look(r: Run) -> tuple[str, Any, int]:
-        return repr(r.out), pickle.loads(pickle.dumps(r.out.detach())), len(r.out.local())
-
-    for text, copied, rows in on_ranks(case, look):
+def test_printing_keeps_to_local_rows(case: Any) -> None:
+    for text in on_ranks(case, lambda r: repr(r.out)):
         assert text.startswith("NodeTensor(")
         assert "(17, 3) in all" in text
-        assert type(copied) is Tensor
-        assert len(copied) == rows
+
+
+@pytest.mark.parametrize("save", [
+    lambda t, path: torch.save(t, path), lambda t, path: torch.save({"epoch": 1, "out": [t]}, path),
+    lambda t, path: pickle.dumps(t),
+])  # fmt: skip
+def test_saving_rows_of_one_rank_is_refused(case: Any, save: Callable[[Any, Any], Any], tmp_path: Any) -> None:
+    with pytest.raises(SylvieError, match=r"test_node_tensor.py:\d+.*pickled or saved.*\.full\(\).*\.local\(\)"):
+        on_ranks(case, lambda r: save(r.out.detach(), tmp_path / "out.pt"), 1)
+
+
+def test_what_the_remedies_give_is_saved(case: Any, tmp_path: Any) -> None:
+    def run(r: Run) -> tuple[Tensor, Any]:
+        whole, path = r.out.full(), tmp_path / f"{r.out._engine.transport.rank}.pt"
+        torch.save((whole, r.out.detach().local()), path)
+        return whole, torch.load(path)
+
+    for whole, (loaded, own) in on_ranks(case, run):
+        assert torch.equal(loaded, whole)
+        assert type(own) is Tensor
+
+
+def test_a_shallow_copy_has_the_same_rows(case: Any) -> None:
+    def run(r: Run) -> Tensor:
+        copy.copy(r.y)[r.mask] = 0
+        return r.y.sum() + copy.copy(r.x).sum()
+
+    expected = on_one_device(case, run)
+    for found in on_ranks(case, run):
+        torch.testing.assert_close(found, expected)
 
 
 def test_gradients_of_inputs(case: Any) -> None:
@@ -262,6 +287,46 @@ def test_gradients_of_inputs(case: Any) -> None:
     expected = on_one_device((model, data), run)
     for found in on_ranks((model, data), run):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_hook_is_given_the_global_gradient(case: Any) -> None:
+    model, data = case
+    data = {**data, "x": data["x"].clone().requires_grad_()}
+
+    def run(r: Run) -> list[Any]:
+        seen: list[Any] = []
+
+        def normalised(g: Tensor) -> Tensor:
+            seen.append((tuple(g.shape), float(g.norm())))
+            return g / g.norm() + g.mean(0)
+
+        def counted(p: Tensor) -> None:
+            seen.append(float(p.grad.sum()))  # type: ignore[union-attr]
+
+        r.out.retain_grad()
+        r.out.register_hook(normalised)
+        r.out.register_hook(lambda g: seen.append(float(g.max())))
+        r.x.register_hook(lambda g: g * 0).remove()
+        r.x.register_hook(lambda g: g.clamp(max=0.01))
+        r.x.register_post_accumulate_grad_hook(counted)
+        F.cross_entropy(r.out[r.mask], r.y[r.mask]).backward()
+        kept = [g.full() if isinstance(g, NodeTensor) else g for g in (r.out.grad, r.x.grad)]
+        return [*kept, *[p.grad for p in r.model.parameters()], torch.tensor([s for s in seen if isinstance(s, float)]),
+                torch.tensor([seen[0][1], *seen[0][0]])]  # fmt: skip
+
+    expected = on_one_device((model, data), run)
+    for found in on_ranks((model, data), run):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("hook", [lambda g: g.sum(), lambda g: torch.ones(NODES, 3).double(), lambda g: g[1:]])
+def test_other_rows_from_a_hook_are_refused(case: Any, hook: Callable[[Tensor], Tensor]) -> None:
+    def run(r: Run) -> None:
+        r.out.register_hook(hook)
+        r.out.sum().backward()
+
+    with pytest.raises(SylvieError, match=r"test_node_tensor.py:\d+.*a hook .* other rows than the gradient"):
+        on_ranks(case, run, 2)
 
 
 def test_several_backwards_accumulate(case: Any) -> None:
