@@ -117,8 +117,12 @@ class NoWire:
         if not self.silent:
             self.inner.barrier(label)
 
-    def next_number(self) -> int:
-        return self.inner.next_number()
+    def next_number(self, name: str) -> int:
+        return self.inner.next_number(name)
+
+    def refuse(self, reason: str) -> None:
+        """See Transport.refuse."""
+        self.inner.refuse(reason)
 
     def abort(self, reason: str) -> None:
         self.inner.abort(reason)

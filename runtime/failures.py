@@ -25,11 +25,20 @@ class Observation:
         observer: The rank that saw it.
         culprit: The rank that it blames; itself, where it failed on its own.
         reason: One sentence without its subject, such as "sent nothing for 5 s".
+        doing: What the observer waited in; empty where it failed on its own.
+        line: The user's line of it.
     """
 
     observer: int
     culprit: int
     reason: str
+    doing: str = ""
+    line: str = ""
+
+
+def doing_at(name: str, line: str) -> str:
+    """What a rank waits in, and where."""
+    return f"{name} at {line}" if line else name
 
 
 class KeyValueStore(Protocol):
@@ -58,21 +67,26 @@ class FailureBoard:
     def __init__(self, store: KeyValueStore, rank: int) -> None:
         self._store, self._rank = store, rank
 
-    def report(self, culprit: int, reason: str) -> None:
+    def report(self, culprit: int, reason: str, doing: str = "", line: str = "") -> None:
         """Publish what this rank saw."""
-        text = json.dumps(asdict(Observation(self._rank, culprit, reason)))
+        text = json.dumps(asdict(Observation(self._rank, culprit, reason, doing, line)))
         _bounded(lambda: self._store.set(_key(self._rank), text))
 
-    def explain(self, suspect: int) -> Observation | None:
+    def withdraw(self) -> None:
+        """Take back what was reported: this rank goes on."""
+        _bounded(lambda: self._store.set(_key(self._rank), ""))
+
+    def explain(self, suspect: int) -> list[Observation]:
         """Follow who blames whom, from a suspect to the last rank that is blamed.
 
         Args:
             suspect: The rank that this rank's own message missed.
 
         Returns:
-            The observation that blames the culprit, or None where the suspect said nothing.
+            What the suspect saw, then what the rank that it blames saw, and so on; the last one blames the culprit, or a
+            rank of this list, or this rank: they wait for each other. Empty where the suspect said nothing.
         """
-        found: Observation | None = None
+        found: list[Observation] = []
         seen = {self._rank}
         deadline = time.monotonic() + _GRACE
         while suspect not in seen:
@@ -80,13 +94,14 @@ class FailureBoard:
             following = self._read(suspect, deadline)
             if following is None:
                 break
-            found, suspect = following, following.culprit
+            found.append(following)
+            suspect = following.culprit
         return found
 
     def _read(self, rank: int, deadline: float) -> Observation | None:
         while True:
             text = _bounded(lambda: self._store.get(_key(rank)) if self._store.check([_key(rank)]) else None)
-            if text is not None:
+            if text:  # empty where it was withdrawn
                 return Observation(**json.loads(text))
             if time.monotonic() >= deadline:
                 return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import Counter
@@ -13,8 +12,10 @@ import torch
 from torch import Tensor
 
 from sylvie_fx.ir.errors import CommError, OptionError
+from sylvie_fx.ir.source import running_line
 from sylvie_fx.runtime.collectives import Collectives
-from sylvie_fx.runtime.transport import DEFAULT_TIMEOUT, check_buffers, something
+from sylvie_fx.runtime.failures import doing_at
+from sylvie_fx.runtime.transport import DEFAULT_TIMEOUT, DIVERGED, SAME_CALLS, check_buffers, something
 
 _T = TypeVar("_T")
 
@@ -26,6 +27,14 @@ class _Address(NamedTuple):
     target: int
     label: str
     step: int
+
+
+class _Blocked(NamedTuple):
+    """What a rank waits in, for which rank, and in which thread."""
+
+    sender: int
+    doing: str
+    thread: int
 
 
 class InProcessGroup:
@@ -49,7 +58,8 @@ class InProcessGroup:
         # One condition for all would wake every rank for every message of any.
         self._awaited: dict[_Address, threading.Condition] = {}
         self._mail: dict[_Address, Tensor] = {}
-        self._blocked_on: dict[int, int] = {}
+        self._blocked_on: dict[int, _Blocked] = {}
+        self._refused: dict[int, str] = {}
         self._finished: set[int] = set()
         self._failure: tuple[int, str] | None = None
 
@@ -80,7 +90,9 @@ class InProcessGroup:
         with self._lock:
             if address in self._mail:
                 return self._mail.pop(address)
-            self._blocked_on[receiver] = sender
+            self._blocked_on[receiver] = _Blocked(
+                sender, f"{address.label!r} (step {address.step})", threading.get_ident()
+            )
             arrival = self._awaited[address] = threading.Condition(self._lock)
             try:
                 while address not in self._mail:
@@ -88,28 +100,35 @@ class InProcessGroup:
                     if sender in self._finished:
                         raise CommError(
                             f"{context}: rank {sender} has finished without sending its message",
-                            why="the ranks do not run the same program",
+                            where=running_line() or None,
+                            why=self._refused.get(sender, "the ranks do not run the same program"),
                         )
                     left = deadline - time.monotonic()
                     if left <= 0:
-                        culprit = self._culprit(sender)
-                        raise CommError(
-                            f"{context}: rank {culprit} sent nothing for {timeout:.3g} s",
-                            why="it hangs, is slower than the timeout, or runs another program",
-                        )
+                        raise self._late(address, context, timeout)
                     arrival.wait(left)
                 return self._mail.pop(address)
             finally:
                 del self._awaited[address]
                 self._blocked_on.pop(receiver, None)
 
-    def _culprit(self, rank: int) -> int:
-        """Follow who waits for whom to the rank that waits for nobody."""
-        seen = {rank}
-        while (following := self._blocked_on.get(rank)) is not None and following not in seen:
-            rank = following
-            seen.add(rank)
-        return rank
+    def _late(self, address: _Address, context: str, timeout: float) -> CommError:
+        """The error of a wait that was too long: who waits for whom is followed to a rank that waits for nobody."""
+        rank, seen = address.source, [address.target]
+        while rank not in seen and (following := self._blocked_on.get(rank)) is not None:
+            seen.append(rank)
+            rank = following.sender
+        line = running_line() or None
+        if rank not in seen:
+            reason = self._refused.get(rank)
+            why = reason or "it hangs, is slower than the timeout, or runs another program"
+            said = "failed" if reason else f"sent nothing for {timeout:.3g} s"
+            return CommError(f"{context}: rank {rank} {said}", where=line, why=why)
+        other = self._blocked_on[address.source]
+        doing = doing_at(other.doing, running_line(other.thread))
+        return CommError(
+            f"{context}: rank {address.source} waits in {doing}", where=line, why=DIVERGED, remedy=SAME_CALLS
+        )
 
     def _raise_failure(self, context: str) -> None:
         if self._failure is not None:
@@ -141,7 +160,7 @@ class InProcessTransport(Collectives):
         self._group = group
         self._steps: Counter[str] = Counter()
         self.threaded, self.processes, self.host = False, False, "this process"
-        self._numbers = itertools.count()
+        self._numbers: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -156,6 +175,7 @@ class InProcessTransport(Collectives):
             self._steps[label] += 1
         with self._group._lock:
             self._group._raise_failure(f"rank {self.rank} can not start {label!r} (step {step})")
+            self._group._refused.pop(self.rank, None)
         expected: list[tuple[_Address, Tensor]] = []
         for peer in range(self.size):
             outgoing, incoming = something(sends[peer]), something(receives[peer])
@@ -174,9 +194,15 @@ class InProcessTransport(Collectives):
         """See Transport.wires."""
         return "ranks are threads of this process"
 
-    def next_number(self) -> int:
+    def next_number(self, name: str) -> int:
         """See Transport.next_number."""
-        return next(self._numbers)
+        self._numbers[name] += 1
+        return self._numbers[name] - 1
+
+    def refuse(self, reason: str) -> None:
+        """See Transport.refuse."""
+        with self._group._lock:
+            self._group._refused[self.rank] = reason
 
     def abort(self, reason: str) -> None:
         """See Transport.abort."""

@@ -40,6 +40,7 @@ class Machine:
         transport: How ranks talk.
         device: Where the rows live.
         options: The options of distribute().
+        name: In errors and labels; the same on every rank, and no other machine's.
         root: This rank's model, whose parameters and buffers are read; by default the one that was captured.
         recorder: Takes an event for each operator while it is on.
     """
@@ -51,13 +52,13 @@ class Machine:
         transport: MeteredTransport,
         device: torch.device,
         options: Options,
+        name: str,
         root: nn.Module | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.program, self.bound, self.transport, self.seed = program, bound, transport, options.seed
         self.recorder = recorder or Recorder(transport.rank)
-        self.number = transport.next_number()
-        self._name = f"program {self.number}"
+        self._name = name
         self.links = {
             slot.number: Link.make(
                 bound.plans[slot.number], transport, f"{self._name} exchange {slot.number}", device, self.recorder

@@ -132,9 +132,13 @@ class MeteredTransport:
         """See Transport.wires."""
         return self.inner.wires()
 
-    def next_number(self) -> int:
+    def next_number(self, name: str) -> int:
         """See Transport.next_number."""
-        return self.inner.next_number()
+        return self.inner.next_number(name)
+
+    def refuse(self, reason: str) -> None:
+        """See Transport.refuse."""
+        self.inner.refuse(reason)
 
     def abort(self, reason: str) -> None:
         """See Transport.abort."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
@@ -9,9 +10,10 @@ import os
 import socket
 import threading
 import time
+import weakref
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -19,21 +21,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sylvie_fx.ir.errors import CommError, OptionError
+from sylvie_fx.ir.source import running_line
 from sylvie_fx.runtime.collectives import Collectives
-from sylvie_fx.runtime.failures import FailureBoard
+from sylvie_fx.runtime.failures import FailureBoard, doing_at
 from sylvie_fx.runtime.in_flight import DevicePending, HostPending, NearPending, raw
 from sylvie_fx.runtime.in_process import InProcessGroup
 from sylvie_fx.runtime.lanes import spare_core
 from sylvie_fx.runtime.local_links import connect_local
 from sylvie_fx.runtime.shared_memory import Key, SharedMemoryLink
-from sylvie_fx.runtime.transport import DEFAULT_TIMEOUT, Pending, Transport, check_buffers, something
+from sylvie_fx.runtime.transport import (
+    DEFAULT_TIMEOUT,
+    DIVERGED,
+    SAME_CALLS,
+    Pending,
+    Transport,
+    check_buffers,
+    something,
+)
 
 log = logging.getLogger(__name__)
 
 #: What torchrun tells each process, all of which a process group needs.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: What has been numbered in each process group.
-_NUMBERS: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+_NUMBERS: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
 
 class ProcessGroupTransport(Collectives):
@@ -73,6 +84,7 @@ class ProcessGroupTransport(Collectives):
         self._steps: Counter[str] = Counter()
         self._lock, self._connecting = threading.Lock(), threading.Lock()
         self._stopped: str | None = None
+        self._refused: str | None = None
         self._owns_group = False
 
     @classmethod
@@ -116,6 +128,9 @@ class ProcessGroupTransport(Collectives):
         name = f"{label!r} (step {step})"
         if self._stopped:
             raise CommError(f"rank {self.rank} can not start {name}: {self._stopped}")
+        if self._refused is not None:
+            self._refused = None
+            self._board.withdraw()
         incoming = {peer: t for peer, b in enumerate(receives) if peer != self.rank and (t := something(b)) is not None}
         outgoing = {peer: t for peer, b in enumerate(sends) if peer != self.rank and (t := something(b)) is not None}
         with self._lock:
@@ -193,9 +208,24 @@ class ProcessGroupTransport(Collectives):
         ways += [f"of GPUs over {self._backends['cuda']}"] if "cuda" in self._backends else []
         return f"messages travel {', '.join(ways)}"
 
-    def next_number(self) -> int:
+    def next_number(self, name: str) -> int:
         """See Transport.next_number; counted for the group, which several transports may share."""
-        return next(_NUMBERS[self._name])
+        numbers = _NUMBERS[self._name]
+        numbers[name] += 1
+        return numbers[name] - 1
+
+    def refuse(self, reason: str) -> None:
+        """See Transport.refuse."""
+        if self._stopped is None and self.size > 1:
+            self._refused = reason
+            self._board.report(self.rank, reason)
+            weakly = weakref.WeakMethod(self._end_refused)
+            atexit.register(lambda: (end := weakly()) and end())
+
+    def _end_refused(self) -> None:
+        """At the end of the process, while the store can still be asked: this rank did not go on."""
+        if self._refused is not None:
+            self.abort(self._refused)
 
     def abort(self, reason: str) -> None:
         """See Transport.abort; the connections of this rank are closed, so that nobody has to run into a timeout."""
@@ -225,16 +255,41 @@ class ProcessGroupTransport(Collectives):
             reason, why = f"closed its connection during {name}", "its process ended or was killed"
         else:
             reason, why = f"sent nothing for {waited:.3g} s in {name}", "it hangs, is too slow, or does other work"
+        ahead, line = self._ahead(peer, name), running_line()
         self._stopped = f"rank {peer} {reason} before"
-        self._board.report(peer, reason)
+        self._board.report(peer, reason, name, line)
         self._break_connections()
-        known = self._board.explain(peer)
+        chain, remedy = self._board.explain(peer), f"look at the output of rank {peer}"
+        known = chain[-1] if chain else None
+        others = [one for one in chain if one.doing not in ("", name)]
         if known is not None and known.culprit == known.observer:
             peer, reason, why = known.culprit, "failed", known.reason
+            remedy = f"look at the output of rank {peer}"
+        elif known is not None and others and known.culprit in (self.rank, *(one.observer for one in chain)):
+            peer, reason = others[0].observer, f"waits in {doing_at(others[0].doing, others[0].line)}"
+            why, remedy = DIVERGED, SAME_CALLS
+        elif ahead:
+            why, remedy = f"it has sent {ahead} meanwhile: the ranks do different things", SAME_CALLS
+        elif known is not None and known.culprit == self.rank:
+            reason, why = "has given up", f"this rank {known.reason}"
+            remedy = "find out what kept this rank, or give distribute() a longer timeout"
         elif known is not None:
             peer, reason, why = known.culprit, known.reason, f"rank {known.observer} saw it"
+            remedy = f"look at the output of rank {peer}"
         self._stopped = f"rank {peer} {reason} before"
-        return CommError(f"{blocked}: rank {peer} {reason}", why=why, remedy=f"look at the output of rank {peer}")
+        return CommError(f"{blocked}: rank {peer} {reason}", where=line or None, why=why, remedy=remedy)
+
+    def _ahead(self, peer: int, name: str) -> str:
+        """Something that a rank of this host has sent and this rank has not begun; empty for none."""
+        link = (self._links or {}).get(peer)
+        for label, step, size in link.untaken() if link is not None else ():
+            sent = f"{label!r} (step {step})"
+            if sent == name:
+                return f"it in another size, {size} bytes,"
+            with self._lock:
+                if self._steps[label] <= step:
+                    return sent
+        return ""
 
     def _break_connections(self) -> None:
         """Close the connections to all peers: their waits on this rank end now instead of at their timeout."""

@@ -135,6 +135,12 @@ class SharedMemoryLink:
         with self._changed:
             return self._ended or bool(self._arrived.get(key))
 
+    def untaken(self) -> list[Key]:
+        """What has arrived and was not taken yet, in the order of arrival."""
+        self._read_now()
+        with self._changed:
+            return list(self._arrived)
+
     def stop(self) -> None:
         """End the connection: waits of both ends raise now. The descriptor stays open, since threads may wait at it."""
         with contextlib.suppress(OSError):

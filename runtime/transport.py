@@ -9,6 +9,10 @@ from torch import Tensor
 
 from sylvie_fx.ir.errors import CommError
 
+#: Why a wait has no end, and what to do, where ranks wait for each other.
+DIVERGED = "the ranks do different things, and wait for each other"
+SAME_CALLS = "make the same calls in the same order on every rank; where one rank prints a result, let all of them compute it first"
+
 ReduceOp = Literal["sum", "max", "min"]
 
 #: Seconds that a rank waits for another before it gives up, where nothing else is said.
@@ -88,8 +92,15 @@ class Transport(Protocol):
     def wires(self) -> str:
         """What messages travel over, for people to read; known once something was exchanged."""
 
-    def next_number(self) -> int:
-        """0, 1, …: names something that every rank makes in the same order, so that labels of two of them differ."""
+    def next_number(self, name: str) -> int:
+        """0, 1, …: tells things apart that are named alike, and that every rank makes in the same order."""
+
+    def refuse(self, reason: str) -> None:
+        """Note that this rank has raised, before it sent anything, what all ranks are expected to raise alike.
+
+        Others that wait for it all the same learn the reason when their wait ends: at the end of this process, or of their
+        patience. The note is forgotten when this rank exchanges again.
+        """
 
     def abort(self, reason: str) -> None:
         """Tell the others that this rank has failed: their waits raise a CommError with its name and the reason."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import sylvie_fx.node_functions  # noqa: F401  what a NodeTensor answers
+from sylvie_fx.arguments import check_model, options_from_environment
 from sylvie_fx.capture.hooks import refuse_hooks
 from sylvie_fx.capture.inputs import FlatCall, flatten_call
 from sylvie_fx.debug import DebugOptions
@@ -61,69 +61,11 @@ def distribute(
     known = [name for name in Options.__dataclass_fields__ if not name.startswith("_")]
     if unknown := sorted(set(options) - set(known)):
         raise OptionError(f"unknown option {', '.join(unknown)}", remedy=f"choose from {', '.join(known)}")
-    chosen = Options(**{**_environment(), **options})
+    chosen = Options(**{**options_from_environment(), **options})
     debug = debug or DebugOptions.from_environment()
     pipeline = passes or default_passes()
     debug.check(pipeline.names)
     return DistributedModule(model, chosen, pipeline, transport or default_transport(chosen.timeout), debug=debug)
-
-
-def check_model(model: nn.Module) -> None:
-    """Refuse what can not be captured at all, whatever the data.
-
-    Raises:
-        OptionError: It is distributed, compiled or wrapped already, or has parameters without a shape.
-    """
-    if isinstance(model, DistributedModule):
-        raise OptionError("the model is distributed already", remedy="call distribute() once, on the original model")
-    if not isinstance(model, nn.Module):
-        raise OptionError(
-            f"the model is a {type(model).__name__}, not a torch.nn.Module",
-            remedy="put the function into forward of a module",
-        )
-    for path, module in model.named_modules():
-        at = f" ({path})" if path else ""
-        if isinstance(module, torch._dynamo.OptimizedModule):
-            raise OptionError(
-                f"the model is the result of torch.compile{at}", why="sylvie_fx captures the Python code of the model itself",
-                remedy="give distribute() the model that is not compiled (compiled._orig_mod)",
-            )  # fmt: skip
-        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            raise OptionError(
-                f"the model is wrapped in {type(module).__name__}{at}", why="gradients would be averaged over ranks once more",
-                remedy="give distribute() the model inside (wrapped.module)",
-            )  # fmt: skip
-        if isinstance(module, torch.jit.ScriptModule):
-            raise OptionError(
-                f"the model is the result of torch.jit.script or trace{at}", why="sylvie_fx captures the Python code of the model itself",
-                remedy="give distribute() the model that is not scripted",
-            )  # fmt: skip
-    lazy = [name for name, p in [*model.named_parameters(), *model.named_buffers()] if nn.parameter.is_lazy(p)]
-    if lazy:
-        raise OptionError(
-            f"{', '.join(lazy)} has no shape yet", why="lazy modules make their parameters at the first call",
-            remedy="call the model once on data of one device, under torch.no_grad(), before distribute()",
-        )  # fmt: skip
-
-
-def _environment() -> dict[str, Any]:
-    """Options that variables give."""
-    found: dict[str, Any] = {}
-    for name, read in _VARIABLES.items():
-        text = os.environ.get(f"SYLVIE_FX_{name.upper()}")
-        if text:
-            try:
-                found[name] = read(text)
-            except ValueError:
-                raise OptionError(f"SYLVIE_FX_{name.upper()}={text!r}", remedy="give a number") from None
-    return found
-
-
-_VARIABLES: dict[str, Callable[[str], Any]] = {
-    "bits": lambda text: text if text == "auto" else int(text),
-    "staleness": lambda text: text if text == "auto" else int(text),
-    "timeout": float,
-}
 
 
 class DistributedModule(nn.Module):
@@ -165,10 +107,12 @@ class DistributedModule(nn.Module):
 
     def shard(self, *data: Any, partition: Any = None, kinds: Any = None) -> Any:
         """Keep this rank's rows of the data of one graph; see :func:`sylvie_fx.sharding.shard`."""
+        sent = self.transport.messages_sent
         try:
             return shard(self, data, partition, kinds)
         except Exception as error:  # the others wait for this rank: they are told, whatever it was
-            self._tell(error)
+            # What sharding refuses is in the data, which ranks have compared before it sends anything else.
+            self._tell(error, alike=isinstance(error, SylvieError) or self.transport.messages_sent == sent)
             raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,18 +137,21 @@ class DistributedModule(nn.Module):
             if engine.transport.recorder.on:
                 engine.transport.mark(step)
             self._step += 1
+        sent = engine.transport.messages_sent
         try:
             found, call, leaves = self._compile(args, kwargs, step)
             self._counted[found[0]] += 1
             draw, self._draws = self._draws, self._draws + found[0].draws
             return engine.run(self.module, found, leaves, call, step, draw, wrap)
         except Exception as error:  # the others wait for this rank: they are told, whatever it was
-            self._tell(error)
+            self._tell(error, alike=engine.transport.messages_sent == sent)
             raise
 
-    def _tell(self, error: Exception) -> None:
+    def _tell(self, error: Exception, *, alike: bool) -> None:
+        """Tell the others of an error; one that they raise as well, before anything was sent, ends no group."""
         if self.transport.size > 1 and not isinstance(error, CommError):
-            self.transport.abort(f"{type(error).__name__}: {error}")
+            tell = self.transport.refuse if alike else self.transport.abort
+            tell(f"{type(error).__name__}: {error}")
 
     def compile_call(self, *args: Any, **kwargs: Any) -> Compiled:
         """Capture and rewrite a call without running it; it is what :meth:`program` and :meth:`explain` then show."""

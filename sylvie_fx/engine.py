@@ -19,13 +19,13 @@ from torch.utils import _pytree as pytree
 from sylvie_fx.capture.export import Call, Captured, capture, plain_call
 from sylvie_fx.capture.inputs import FlatCall
 from sylvie_fx.debug import DebugOptions
-from sylvie_fx.graphs.layout import RowLayout
+from sylvie_fx.ends import results_of, whole_inputs
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.errors import BranchError, OptionError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.placement import Rows
-from sylvie_fx.ir.program import Input, Program, meta
+from sylvie_fx.ir.program import Input, Program
 from sylvie_fx.ir.views import viewed_inputs
 from sylvie_fx.leaves import (
     Leaf,
@@ -40,6 +40,7 @@ from sylvie_fx.leaves import (
     unique_name,
 )
 from sylvie_fx.memory import place_of
+from sylvie_fx.naming import Names
 from sylvie_fx.passes.base import PassContext
 from sylvie_fx.passes.manager import PassManager, Snapshot
 from sylvie_fx.runtime.bind import Binder, Bound, run_prologue
@@ -150,6 +151,7 @@ class Engine:
         self.link = LinkSpeed(1.0 if isinstance(options.link, str) else float(options.link))
         self._link_is_known = not isinstance(options.link, str)
         self.draws = itertools.count()
+        self._names = Names(transport)
         self._bindings: OrderedDict[Hashable, _Binding] = OrderedDict()
 
     def ask_link(self, device: torch.device) -> None:
@@ -202,7 +204,7 @@ class Engine:
         signature: Hashable,
     ) -> tuple[Compiled, Hashable]:
         """The program that holds on the real graph: the one at hand, or one captured with that graph's sizes and structure."""
-        whole = _whole(found.program, leaves, spaces)
+        whole = whole_inputs(found.program, leaves, spaces)
         given = [
             leaf.sharding.whole
             for leaf in leaves
@@ -333,14 +335,25 @@ class Engine:
         if binding is None:
             program, names = compiled.program, names_of(spaces)
             call.check(compiled.stand_ins)
-            binder = Binder(program, _whole(program, leaves, spaces), {names[space]: space.layout for space in spaces})
+            binder = Binder(
+                program, whole_inputs(program, leaves, spaces), {names[space]: space.layout for space in spaces}
+            )
             device = next((leaf.local.device for leaf in leaves), torch.device("cpu"))
             bound = binder.for_rank(self.transport.rank, device)
+            title = getattr(module.function, "__name__", "function") if isinstance(module, Function) else program.mode
+            name = self._names.name(title, program, static, spaces)
             machine = Machine(
-                program, bound, self.transport, device, self.options, root=module, recorder=self.transport.recorder
+                program,
+                bound,
+                self.transport,
+                device,
+                self.options,
+                name,
+                root=module,
+                recorder=self.transport.recorder,
             )
             memory = {place_of(value) for value in bound.values.values()} - {0}
-            results = _results(program, binder, graph, spaces)
+            results = results_of(program, binder, graph, spaces)
             binding = self._bindings[key] = _Binding(machine, results, memory, static, spaces)
             if len(self._bindings) > MOST_BINDINGS:
                 self._bindings.popitem(last=False)[1].machine.close()
@@ -367,50 +380,3 @@ def _broken(compiled: Compiled, whole: dict[str, Tensor], spaces: Sequence[Space
     except BranchError as error:
         return str(error)
     return ""
-
-
-def _whole(program: Program, leaves: Sequence[Leaf], spaces: Sequence[Space]) -> dict[str, Tensor]:
-    """The static inputs of a program on the whole graph."""
-    whole = {}
-    for item, leaf in zip(program.inputs, leaves, strict=False):
-        if item.static:
-            assert leaf.sharding is not None
-            assert leaf.sharding.whole is not None
-            whole[item.name] = leaf.sharding.whole
-    for item, space in zip(program.inputs[len(leaves) :], spaces, strict=True):
-        whole[item.name] = torch.zeros(1, dtype=torch.bool).expand(space.rows)
-    return whole
-
-
-def _results(program: Program, binder: Binder, graph: ShardedGraph, spaces: Sequence[Space]) -> list[Sharding | None]:
-    """What each result of a program is rows of; None where it is the same on every rank."""
-    entries = {name: space for space, name in names_of(spaces).items()}
-    output = next(n for n in program.graph.nodes if n.op == "output")
-    found: list[Sharding | None] = []
-    for node in output.args[0]:
-        place = meta(node).placement
-        if not isinstance(place, Rows):
-            found.append(None)
-            continue
-        space = None if place.component or place.factor > 1 else entries.get(place.space)
-        if space is None:
-            layout = binder.layout(place.component or 0, place.space)
-            if place.factor > 1:  # a user sees entries, not the rows that they belong to
-                layout = RowLayout(layout.owner.repeat_interleave(place.factor), layout.parts)
-            space = graph.subset(layout)
-        found.append(Sharding(graph, space, place.dim, *_structure(program, binder, node.name, space, graph)))
-    return found
-
-
-def _structure(
-    program: Program, binder: Binder, name: str, space: Space, graph: ShardedGraph
-) -> tuple[Tensor | None, bool]:
-    """The whole of a result that depends on the graph alone, and whether its values may name nodes."""
-    known = program.localized.get(name)
-    if known is None or known.index_into is not None or known.slot is not None or known.halo is not None:
-        return None, False
-    whole: Tensor = binder.results[known.value]
-    if whole.dtype.is_floating_point and space is graph.spaces["N"]:
-        return None, False
-    integers = not whole.dtype.is_floating_point and whole.dtype != torch.bool and whole.numel() > 0
-    return whole, integers and int(whole.min()) >= 0 and int(whole.max()) < graph.num_nodes

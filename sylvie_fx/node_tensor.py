@@ -73,7 +73,8 @@ class NodeTensor(torch.Tensor):
         """
         sharding, local = self._sharding, self.local().detach()
         layout, dim = sharding.space.layout, sharding.dim
-        parts = self._engine.transport.all_gather_object(local.movedim(dim, 0).cpu(), "full")
+        label = f"full() of {local.dtype} {list(self.shape)}"
+        parts = self._engine.transport.all_gather_object(local.movedim(dim, 0).cpu(), label)
         out = local.new_empty((len(layout.owner), *local.movedim(dim, 0).shape[1:]))
         for rank, part in enumerate(parts):
             out[layout.rows(rank)] = part.to(local.device)

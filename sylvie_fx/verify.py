@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from sylvie_fx.api import DistributedModule, check_model
+from sylvie_fx.api import DistributedModule
+from sylvie_fx.arguments import check_model
 from sylvie_fx.engine import ProgramCache
 from sylvie_fx.holdings import copy_model
 from sylvie_fx.ir import ops

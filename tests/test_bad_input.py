@@ -19,7 +19,7 @@ import sylvie_fx
 from support import PATIENCE, RankOutcome, run_processes_unchecked
 from sylvie_fx.api import DistributedModule
 from sylvie_fx.engine import ProgramCache
-from sylvie_fx.ir.errors import CaptureError, PartitionError, SylvieError
+from sylvie_fx.ir.errors import CaptureError, CommError, PartitionError, SylvieError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.passes.pipeline import default_passes
 from sylvie_fx.runtime.in_process import run_ranks
@@ -254,6 +254,70 @@ def test_models_that_can_not_be_exact_are_refused(line: Callable[[Tensor], Tenso
     assert report.refused is not None
     assert "test_bad_input.py:" in report.refused
     assert re.search(message, report.refused), report.refused
+
+
+def test_a_refusal_leaves_later_models_alone() -> None:
+    """As in a search over models, which catches the refusal."""
+
+    class Dense(Net):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            h = super().forward(x, edge_index)
+            return h @ h.t()
+
+    net, dense = Net(), Dense()
+    tried = [(model, ProgramCache()) for model in (net, dense, net)]
+
+    def rank(transport: Any) -> list[str]:
+        said = []
+        for model, cache in tried:
+            own = DistributedModule(copy.deepcopy(model), Options(timeout=20), default_passes(), transport, cache)
+            try:
+                said.append(f"{float(own(*own.shard(*data()[:2])).sum().detach()):.4f}")
+            except SylvieError as error:
+                said.append(str(error))
+        return said
+
+    for first, refused, second in run_ranks(2, rank, 20):
+        assert "a dense product of all rows" in refused
+        assert first == second
+
+
+def rows_of_two_masks(model: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """Right answers and rows by the name of a mask; the sums over them are programs that only the masks tell apart."""
+    x, edge_index, y, mask = data()
+    own_x, own_edges, own_y, train, test = model.shard(x, edge_index, y, mask, ~mask, kinds=[*KINDS, "node"])
+    right = (model(own_x, own_edges).argmax(1) == own_y).float()
+    return {"train": right[train], "test": right[test]}
+
+
+def test_ranks_that_sum_in_another_order_are_told_instead_of_swapping_their_sums() -> None:
+    def run(model: Any) -> None:
+        rows = rows_of_two_masks(model)
+        for name in sorted(rows, reverse=model.transport.rank == 1):
+            float(rows[name].sum())
+
+    model, cache = Net(), ProgramCache()
+
+    def in_time(transport: Any) -> None:
+        run(DistributedModule(copy.deepcopy(model), Options(timeout=2), default_passes(), transport, cache))
+
+    line = r"test_bad_input\.py:\d+"
+    said = rf"{line}: rank . can not go on with 'program sum \w+ .*rank . waits in 'program sum \w+ .* at \S*{line}\. the ranks do"
+    with pytest.raises(CommError, match=said):
+        run_ranks(2, in_time, 2)
+
+
+def test_a_rank_may_compute_on_its_rows_alone() -> None:
+    """As for a print on one rank: what sends nothing needs no other rank, and names nothing that comes later."""
+
+    def run(model: Any) -> list[float]:
+        rows = rows_of_two_masks(model)
+        if model.transport.rank == 1:
+            str(rows["train"] * 2 + 1)
+        return [float(one.sum()) for one in rows.values()]
+
+    one, other = on_ranks(2, run)
+    assert one == other
 
 
 class Half(prune.BasePruningMethod):

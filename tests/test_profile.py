@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sylvie_fx.ir.schedule_check import validate
 from sylvie_fx.ir.simulate import LinkModel, measured_bytes, measured_seconds, simulate
 from sylvie_fx.ir.timeline import KINDS, Event, Timeline
 from sylvie_fx.passes.pipeline import default_passes
+from sylvie_fx.profile import Profile
 from sylvie_fx.runtime.in_process import InProcessTransport, run_ranks
 from sylvie_fx.runtime.transport import Transport
 
@@ -158,13 +160,38 @@ def test_a_simulation_has_the_order_of_the_recording(tmp_path: Path) -> None:
         assert order(measured) == order(expected)
 
 
+def test_a_timeline_is_refused_inside_the_block_on_every_rank(tmp_path: Path) -> None:
+    model, x, y = Sums(), torch.randn(60, 6), torch.randint(3, (60,))
+    src, dst = torch.randint(60, (2, 240))
+    cache = ProgramCache()
+
+    def rank(transport: InProcessTransport) -> list[str]:
+        net = sylvie_fx.DistributedModule(copy.deepcopy(model), sylvie_fx.Options(), default_passes(), transport, cache)
+        own, s, d, _ = net.shard(x, src, dst, y, partition="random")
+        said = []
+        for use in (Profile.save, Profile.figure):
+            try:
+                with net.profile() as profile:
+                    net(own, s, d)
+                    use(profile, tmp_path / "t")
+            except sylvie_fx.SylvieError as error:  # as a script may do that goes on without a profile
+                said.append(str(error))
+        net(own, s, d).sum()
+        return said
+
+    for said in run_ranks(2, rank, 20.0):
+        assert len(said) == 2
+        for text in said:
+            assert re.search(r"test_profile\.py:\d+: there is no timeline yet\. .* behind the block", text), text
+
+
 def test_a_block_that_raises_gathers_nothing() -> None:
     torch.manual_seed(0)
     net = sylvie_fx.distribute(Sums())
     profile = net.profile()
     with pytest.raises(ZeroDivisionError), profile:
         raise ZeroDivisionError
-    with pytest.raises(sylvie_fx.SylvieError, match="no timeline yet"):
+    with pytest.raises(sylvie_fx.SylvieError, match="the block of this profile raised"):
         _ = profile.timeline
     with net.profile() as again, pytest.raises(sylvie_fx.SylvieError, match="already"), net.profile():
         pass

@@ -116,7 +116,7 @@ class Slot:
         return f"slot {self.number}: {self.kind} {source_space}#{source} -> {target_space}#{target}{by}"
 
 
-@dataclass
+@dataclass(eq=False)
 class Program:
     """The captured model on its way to the machine.
 

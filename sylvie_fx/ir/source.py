@@ -6,7 +6,10 @@ import functools
 import importlib.util
 import os
 import re
+import sys
 import sysconfig
+import threading
+import traceback
 from pathlib import Path
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -25,6 +28,20 @@ def user_line(trace: str | None) -> str:
     library = [f for f in frames if f[0].startswith(libraries)] if libraries else []
     chosen = own or library or frames
     return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else ""
+
+
+def running_line(thread: int | None = None) -> str:
+    """The user's ``file:line`` that runs now in a thread, or else in the main one, which waits for it; empty for none.
+
+    Args:
+        thread: Its identifier; None for the calling one.
+    """
+    frames = sys._current_frames()
+    for one in (thread or threading.get_ident(), threading.main_thread().ident or 0):
+        line = user_line("".join(traceback.format_stack(frames[one]))) if one in frames else ""
+        if line and not is_ours(line):
+            return line
+    return ""
 
 
 def is_ours(file: str) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -112,6 +113,40 @@ def test_a_rank_that_finished_early_is_named_at_once() -> None:
             transport.barrier("only rank 0 comes here")
 
     with pytest.raises(CommError, match="rank 1 has finished without sending"):
+        run_ranks(2, program, timeout=30)
+
+
+def test_ranks_in_different_calls_name_both_and_their_lines() -> None:
+    def program(transport: InProcessTransport) -> str:
+        if transport.rank == 0:
+            time.sleep(0.1)
+        try:
+            transport.exchange([torch.ones(1)] * 2, [torch.empty(1), torch.empty(1)], f"call {transport.rank}").wait(
+                0.5 if transport.rank == 0 else 5.0
+            )
+        except CommError as error:
+            return str(error)
+        return ""
+
+    first, second = run_ranks(2, program, timeout=10)
+    assert re.search(
+        r"test_in_process\.py:\d+: rank 0 can not go on with 'call 0' \(step 0\): rank 1 waits in 'call 1' \(step 0\) at "
+        r"\S*test_in_process\.py:\d+\. the ranks do different things",
+        first,
+    ), first
+    assert "rank 0 has finished without sending" in second
+
+
+def test_a_refusal_is_told_while_the_rank_does_not_go_on() -> None:
+    def program(transport: InProcessTransport) -> None:
+        transport.refuse("PassError: everywhere")
+        transport.barrier("next")
+        if transport.rank == 1:
+            transport.refuse("PassError: here alone")
+            return
+        transport.barrier("next")
+
+    with pytest.raises(CommError, match=r"'next' \(step 1\).*PassError: here alone"):
         run_ranks(2, program, timeout=30)
 
 

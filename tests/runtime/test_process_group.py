@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -161,6 +162,54 @@ def test_messages_of_another_size_are_never_delivered(way: str) -> None:
     # gloo would end the process of the receiver.
     texts = run_processes(2, sizes_differ, way)
     assert all("'halo' (step 0): rank" in text for text in texts)
+    if way == "one host":
+        assert any("it in another size, " in text for text in texts)
+
+
+def diverge(way: str) -> str:
+    """Rank 0 alone makes a call, while the others go on."""
+    place(way)
+    transport = default_transport(PATIENCE)
+    transport.barrier("start")
+    transport.timeout = 3.0 if transport.rank == 0 else PATIENCE
+    try:
+        transport.all_reduce(torch.ones(3), "metric" if transport.rank == 0 else "step")
+    except CommError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_in_different_calls_name_both_and_their_lines(way: str, size: int) -> None:
+    texts = run_processes(size, diverge, way)
+    line = r"\S*test_process_group\.py:\d+"
+    for rank, text in enumerate(texts):
+        mine, theirs, other = ("step", "metric", "0") if rank else ("metric", "step", "[12]")
+        said = rf"^{line}: rank {rank} can not go on with '{mine}' \(step 0\): rank {other} waits in '{theirs}' \(step 0\) at {line}"
+        assert re.search(said, text), text
+        assert "the ranks do different things" in text
+        assert "make the same calls in the same order on every rank" in text
+
+
+def refuse() -> str:
+    """All ranks refuse something and go on; then rank 1 refuses alone, and ends."""
+    transport = default_transport(PATIENCE)
+    transport.refuse("PassError: everywhere")
+    total = transport.all_reduce(torch.ones(3), "next model")
+    assert torch.equal(total, torch.full((3,), 2.0))
+    if transport.rank == 1:
+        transport.refuse("PassError: here alone")
+        return ""
+    try:
+        transport.all_reduce(torch.ones(3), "next model")
+    except CommError as error:
+        return str(error)
+    return ""
+
+
+def test_a_refusal_ends_no_group_and_is_told_by_the_end_of_the_process() -> None:
+    assert "rank 1 failed. PassError: here alone" in run_processes(2, refuse)[0]
 
 
 def poll_for_a_dead_rank(way: str) -> str:

@@ -61,6 +61,16 @@ def test_messages_are_told_apart_by_label_step_and_size(ends: tuple[SharedMemory
         assert torch.equal(taken(other, label, step, size), message(size, seed))
 
 
+def test_what_has_arrived_and_waits_is_known(ends: tuple[SharedMemoryLink, ...]) -> None:
+    one, other = ends
+    one.send("a", 0, message(5), soon())
+    one.send("b", 1, message(LARGE), soon())
+    assert other.untaken() == [Key("a", 0, 5), Key("b", 1, LARGE)]
+    taken(other, "a", 0, 5)
+    assert other.untaken() == [Key("b", 1, LARGE)]
+    assert one.untaken() == []
+
+
 def test_messages_of_one_key_keep_their_order(ends: tuple[SharedMemoryLink, ...]) -> None:
     one, other = ends
     for seed in range(4):
