@@ -72,12 +72,16 @@ class ShardContext:
 
     def edge_index(self, whole: Tensor, what: str, flow: int = 1) -> NodeTensor:
         """Edge columns of an index ``[2, E]``: an edge belongs to the owner of row ``flow``, its destination."""
+        result = self.pairs(whole, what, flow)
+        self.edges = self.edges or result._sharding.space
+        return result
+
+    def pairs(self, whole: Tensor, what: str, flow: int = 1) -> NodeTensor:
+        """Columns of an index of node pairs ``[2, P]``, laid out as edges are, which need not be edges of the graph."""
         ids = self.graph.check_ids(whole, what)
         if ids.dim() != 2 or ids.shape[0] != 2:
             raise PartitionError(f"{what} has shape {tuple(whole.shape)}", remedy="an edge_index is [2, edges]")
-        space = self.graph.edges(ids[flow].cpu())
-        self.edges = self.edges or space
-        return self.rows(ids, space, what, 1, index=True)
+        return self.rows(ids, self.graph.edges(ids[flow].cpu()), what, 1, index=True)
 
     def ends(self, src: Tensor, dst: Tensor, what: tuple[str, str]) -> tuple[NodeTensor, NodeTensor]:
         """Edge rows of a pair of node ids ``[E]``: an edge belongs to the owner of its destination."""

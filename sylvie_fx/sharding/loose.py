@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sylvie_fx.ir.errors import OptionError, PartitionError
 
-KINDS = ("node", "edge", "edge_index", "src", "dst", "ids", "same")
+KINDS = ("node", "edge", "edge_index", "pair", "src", "dst", "ids", "same")
 
 
 def infer_kinds(
@@ -58,9 +58,10 @@ def infer_kinds(
             why="node rows and edge rows can not be told apart",
             remedy=f"name them: shard(..., kinds=[...]) with {', '.join(KINDS)}",
         )
+    pairs = [0 if kind != "edge_index" else tensor.shape[1] for kind, tensor in zip(kinds, tensors, strict=True)]
     found = [
-        kind or _by_length(name, tensor, num_nodes, num_edges)
-        for kind, (name, tensor) in zip(kinds, named, strict=True)
+        kind or _by_length(name, tensor, num_nodes, num_edges, pairs[:i])
+        for i, (kind, (name, tensor)) in enumerate(zip(kinds, named, strict=True))
     ]
     return found, num_nodes
 
@@ -122,11 +123,13 @@ def _pair(tensors: Sequence[Tensor], kinds: list[str | None], num_nodes: int) ->
     return None
 
 
-def _by_length(name: str, tensor: Tensor, num_nodes: int, num_edges: int | None) -> str:
+def _by_length(name: str, tensor: Tensor, num_nodes: int, num_edges: int | None, pairs: Collection[int]) -> str:
     if tensor.dim() and tensor.shape[0] == num_nodes:
         return "node"
     if tensor.dim() and num_edges is not None and tensor.shape[0] == num_edges:
         return "edge"
+    if tensor.dim() and tensor.shape[0] and tensor.shape[0] in pairs:
+        return "pair"
     if tensor.dim() == 1 and _is_index(tensor):
         return "ids"
     if tensor.dim() == 2 and num_nodes > 2 and tensor.dtype.is_floating_point and tensor.shape[0] > num_nodes // 2:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sylvie_fx.capture.inputs import Expanded
@@ -46,9 +47,13 @@ def shard_data(context: ShardContext, data: Any, loose: Callable[[str, Tensor], 
     result = copy.copy(data)
     if data.get("edge_index") is not None:
         result.edge_index = context.edge_index(data.edge_index, "data.edge_index")
-    for name, value in data.to_dict().items():
-        if not isinstance(value, Tensor) or name == "edge_index":
-            continue
+    tensors = {name: v for name, v in data.to_dict().items() if isinstance(v, Tensor) and name != "edge_index"}
+    for name in [name for name, value in tensors.items() if _is_pairs(name, value)]:
+        index = result[name] = context.pairs(tensors.pop(name), f"data.{name}")
+        label = name.removesuffix("_index")
+        if label in tensors:  # PyG's is_edge_attr goes by the length, which is that of the edges by chance
+            result[label] = context.rows(tensors.pop(label), index._sharding.space, f"data.{label}")
+    for name, value in tensors.items():
         if is_adjacency(value):
             result[name] = shard_adjacency(context, value, f"data.{name}")
         elif data.is_node_attr(name):
@@ -58,6 +63,12 @@ def shard_data(context: ShardContext, data: Any, loose: Callable[[str, Tensor], 
         else:
             result[name] = loose(f"data.{name}", value)
     return result
+
+
+def _is_pairs(name: str, value: Tensor) -> bool:
+    """Whether it is a second index of node pairs, as RandomLinkSplit makes them for link prediction."""
+    integers = not value.dtype.is_floating_point and value.dtype != torch.bool
+    return name.endswith(("label_index", "_edge_index")) and value.dim() == 2 and value.shape[0] == 2 and integers
 
 
 class DataFrontend:

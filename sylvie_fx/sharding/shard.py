@@ -33,7 +33,9 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
             ``src, dst``, node tensors ``[N, ...]``, edge tensors ``[E, ...]``, lists of node ids, in any containers.
         partition: ``"metis"`` (default), ``"contiguous"``, ``"random"``, an int64 ``[N]`` tensor with the rank of each
             node, or a :class:`PartitionBook`.
-        kinds: One of ``node edge edge_index src dst ids same`` for each loose tensor, where its shape does not tell.
+        kinds: One of ``node edge edge_index pair src dst ids same`` for each loose tensor, where its shape does not tell;
+            ``pair`` is a row for each pair of nodes of the nearest ``edge_index`` of that length in front of it, such as
+            labels for link prediction. In a PyG Data they are told by name: ``edge_label_index`` and ``edge_label``.
 
     Returns:
         The same objects with this rank's rows; a single one if one was given, else a tuple.
@@ -91,7 +93,7 @@ def shard(model: DistributedModule, data: tuple[Any, ...], partition: Any, kinds
     return results[0] if len(data) == 1 else results
 
 
-_ORDER = ("edge_index", "src", "dst", "node", "edge", "ids", "same")
+_ORDER = ("edge_index", "src", "dst", "node", "edge", "pair", "ids", "same")
 
 
 def _joined(model: DistributedModule, loose: Sequence[Tensor]) -> ShardedGraph | None:
@@ -188,7 +190,19 @@ def _shard_loose(
         "ids": lambda: context.ids(tensor, name),
         "same": lambda: tensor,
     }
-    if kind == "edge":
+    if kind == "pair":
+        before = loose[: next(i for i, (_, t) in enumerate(loose) if t is tensor)]
+        found = [
+            t for (_, t), k in zip(before, kinds, strict=False) if k == "edge_index" and t.shape[1:] == tensor.shape[:1]
+        ]
+        if not found:
+            raise PartitionError(
+                f"{name} of shape {tuple(tensor.shape)} has a row for each pair, but no index [2, pairs] of that length is "
+                "in front of it",
+                remedy="shard the index of the pairs in front of it, in the same call",
+            )
+        sharded[id(tensor)] = context.rows(tensor, sharded[id(found[-1])]._sharding.space, name)
+    elif kind == "edge":
         if context.edges is None:
             raise PartitionError(
                 f"{name} has a row for each edge, but there are no edges", remedy="shard the edge_index too"

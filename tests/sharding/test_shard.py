@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+import sylvie_fx
 from sylvie_fx.api import DistributedModule
 from sylvie_fx.ir.errors import PartitionError
 from sylvie_fx.ir.options import Options
@@ -79,6 +81,65 @@ def test_pyg_data(edge_index: Tensor) -> None:
 
     on_ranks(run)
     assert not isinstance(data.x, NodeTensor)
+
+
+class Scores(nn.Module):
+    """A layer, and the product of both ends of a pair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor, pairs: Tensor) -> Tensor:
+        h = self.linear(x)
+        h = h + torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
+        return (h[pairs[0]] * h[pairs[1]]).sum(-1)
+
+
+@pytest.mark.pyg
+@pytest.mark.parametrize("undirected", [True, False])
+def test_link_prediction_with_pyg(edge_index: Tensor, undirected: bool) -> None:
+    from torch_geometric.data import Data
+    from torch_geometric.transforms import RandomLinkSplit
+    from torch_geometric.utils import to_undirected
+
+    edges = to_undirected(edge_index) if undirected else edge_index
+    splits = RandomLinkSplit(is_undirected=undirected)(Data(x=torch.randn(NODES, 3), edge_index=edges))
+    assert (splits[0].edge_label_index.shape == splits[0].edge_index.shape) == undirected
+
+    def loss(model: Any, data: Any) -> Tensor:
+        return F.binary_cross_entropy_with_logits(
+            model(data.x, data.edge_index, data.edge_label_index), data.edge_label
+        )
+
+    for data in splits:
+        report = sylvie_fx.verify(Scores(), data, parts=2, loss=loss, timeout=20, steps=1)
+        assert report.exact, report
+
+
+KINDS = ["node", "edge_index", "edge_index", "pair"]
+
+
+@pytest.mark.parametrize(("kinds", "pairs"), [(None, 7), (KINDS, 7), (KINDS, EDGES)])
+def test_loose_labels_of_pairs(edge_index: Tensor, kinds: list[str] | None, pairs: int) -> None:
+    index = edge_index.flip(0)[:, :pairs]  # owned by the other ends
+    given = torch.randn(NODES, 3), edge_index, index, torch.rand(pairs)
+
+    def loss(model: Any, x: Tensor, edges: Tensor, index: Tensor, labels: Tensor) -> Tensor:
+        return F.mse_loss(model(x, edges, index), labels)
+
+    report = sylvie_fx.verify(Scores(), *given, parts=2, loss=loss, kinds=kinds, timeout=20, steps=1)
+    assert report.exact, report
+
+
+def test_labels_without_their_pairs(edge_index: Tensor) -> None:
+    x, labels = torch.randn(NODES, 3), torch.rand(5)
+
+    def run(model: Any) -> None:
+        with pytest.raises(PartitionError, match=r"data\[2\] of shape \(5,\) has a row for each pair, but no index"):
+            model.shard(x, edge_index, labels, kinds=["node", None, "pair"])
+
+    on_ranks(run)
 
 
 @pytest.mark.dgl
