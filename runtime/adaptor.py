@@ -65,25 +65,26 @@ class Adaptor:
         self._chosen = dict.fromkeys(self._auto, (0, 0))
         self._worth: dict[tuple[int, int], bool] = {}
         self._began: float | None = None
-        self._steps, self._step_s = 0, 0.0
+        self._steps, self._step_s = -1, 0.0
+        self._update: int | None = None
         self.decisions: list[tuple[int, int, str, int, float, float]] = []
 
-    def begin(self) -> None:
-        """Called when a forward pass begins; steps are counted from the first one of this machine."""
-        if not self._stale:
-            return
-        if not torch.is_grad_enabled():
-            self._set(fresh=True)
-            return
-        step, self._steps = self._steps, self._steps + 1
-        if self._auto:
-            self._look(step)
-        self._set(fresh=self._is_fresh(step))
+    def begin(self, crossings: Mapping[int, Crossing], update: int) -> None:
+        """Called when a forward pass begins whose rows may be old; steps are counted from the first one of this machine.
 
-    def _set(self, *, fresh: bool) -> None:
-        for site, (crossing, auto) in self._stale.items():
+        Args:
+            crossings: By site, those of this pass.
+            update: Number of the training step; passes of one step have the same.
+        """
+        if update != self._update:
+            self._update, self._steps = update, self._steps + 1
+            if self._auto:
+                self._look(self._steps)
+        fresh = self._is_fresh(self._steps)
+        for site, (_, auto) in self._stale.items():
+            crossing = crossings[site]
             age = self._chosen[site] if auto else (crossing.out.bound, crossing.back.bound)
-            crossing.age = (0, 0) if fresh else age
+            crossing.update, crossing.age = update, (0, 0) if fresh else age
             # A weight of nothing lets an average begin anew at the rows as they are.
             crossing.smooth = (self._weight(crossing.age[0]), self._weight(crossing.age[1]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,20 @@ class Passage:
     Attributes:
         forward: Number of the transfer to the halo.
         shape: Of a row.
-        backward: Number of the transfer back; None until backward has sent the gradients of halo rows.
+        update: How often the parameters had changed.
+        age: How old its halo rows and their gradients are.
+        smooth: Weight of the past in the running average of the gradients; None for none.
+        backward: The way back and the number of the transfer on it; None until backward has sent the gradients of halo rows.
+        again: Whether a backward pass has run.
     """
 
     forward: int
     shape: torch.Size
-    backward: int | None = None
+    update: int
+    age: tuple[int, int]
+    smooth: float | None
+    backward: tuple[Direction | Tiers, int] | None = None
+    again: bool = False
 
 
 @dataclass(eq=False)
@@ -45,9 +53,11 @@ class Crossing:
         back: Gradients of halo rows.
         places: int64: own rows that gradients are added to, peer after peer.
         passage: The pass that is under way, between its start and its wait.
+        update: How often the parameters have changed.
         age: How old halo rows and their gradients are in the present step.
         smooth: Weight of the past in the running averages of both; None for none.
         alone: Whether the gradient of own rows comes from the inner edges alone: it is then new, and may be written to.
+        make_again: Makes another crossing of this kind.
     """
 
     link: Link
@@ -55,9 +65,19 @@ class Crossing:
     back: Direction | Tiers
     places: Tensor
     passage: Passage | None = None
+    update: int = 0
     age: tuple[int, int] = (0, 0)
     smooth: tuple[float | None, float | None] = (None, None)
     alone: bool = False
+    make_again: Callable[[], Crossing] | None = None
+    _again: Crossing | None = None
+
+    def again(self) -> Direction | Tiers:
+        """The way back for a pass whose backward runs another time: for another loss, so no gradient of it is old."""
+        if self._again is None:
+            assert self.make_again is not None
+            self._again = self.make_again()
+        return self._again.back
 
     @staticmethod
     def make(
@@ -134,7 +154,8 @@ class HaloStart(torch.autograd.Function):
         """Send the rows that others need."""
         ctx.set_materialize_grads(False)
         ctx.crossing, ctx.shape, ctx.like = crossing, rows.shape, rows.new_empty(0)
-        passage = Passage(crossing.out.start(_flat(rows.detach()), crossing.smooth[0]), rows.shape[1:])
+        number = crossing.out.start(_flat(rows.detach()), crossing.smooth[0], crossing.update)
+        passage = Passage(number, rows.shape[1:], crossing.update, crossing.age, crossing.smooth[1])
         ctx.passage = crossing.passage = passage
         return rows.view_as(rows), rows.new_empty(0)
 
@@ -148,7 +169,8 @@ class HaloStart(torch.autograd.Function):
         if gradient is None:
             gradient = ctx.like.new_zeros(ctx.shape)
         total = gradient if crossing.alone and gradient.is_contiguous() else gradient.clone()
-        crossing.back.collect_into(passage.backward, crossing.age[1], _flat(total), crossing.places)
+        way, number = passage.backward
+        way.collect_into(number, 0 if way is not crossing.back else passage.age[1], _flat(total), crossing.places)
         passage.backward = None
         return total, None
 
@@ -162,13 +184,15 @@ class HaloWait(torch.autograd.Function):
         passage = crossing.passage
         assert passage is not None, "a wait comes behind its start"
         ctx.crossing, ctx.passage = crossing, passage
-        rows = crossing.out.collect(passage.forward, crossing.age[0])
+        rows = crossing.out.collect(passage.forward, passage.age[0])
         return rows.view(rows.shape[0], *passage.shape).to(ticket.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Send the gradients."""
-        crossing = ctx.crossing
-        ctx.passage.backward = crossing.back.start(_flat(gradient.contiguous()), crossing.smooth[1])
+        crossing, passage = ctx.crossing, ctx.passage
+        way, smooth = (crossing.again(), None) if passage.again else (crossing.back, passage.smooth)
+        passage.backward = way, way.start(_flat(gradient.contiguous()), smooth, passage.update)
+        passage.again = True
         return gradient.new_zeros(0), None

@@ -18,7 +18,8 @@ class Direction:
     """One direction of one exchange over the steps: what is in flight, and the newest rows that have landed.
 
     Transfers are numbered from 0. Whoever collects transfer ``n`` with age ``a`` gets the rows of transfer ``n - a`` or,
-    where ``a`` is larger than what has ever started, of the first one. Which rows these are depends on no timing.
+    where ``a`` is larger than what has ever started, of the first one. Where no transfer started in some of the training
+    steps between, it gets newer ones: none is older than the bound in steps. Which rows these are depends on no timing.
 
     Args:
         carrier: How rows travel.
@@ -26,7 +27,7 @@ class Direction:
         label: Names it in errors.
         courier: Where the work runs.
         seed: Of the rounding.
-        bound: The age that is never exceeded.
+        bound: The age that is never exceeded, in training steps.
         line: Whether old rows are extrapolated along the line through the last two arrivals.
 
     Attributes:
@@ -44,6 +45,7 @@ class Direction:
         self._link, self._courier, self._seed = link, courier, seed
         self._flights: deque[tuple[int, float | None, Handle[Any], Handle[Tensor] | None]] = deque()
         self._started = 0
+        self._updates: dict[int, int] = {}  # of the transfers that can still be wanted
         self._line = line
         self._slope: Tensor | None = None
         self.waited_s, self.drift, self.measuring = 0.0, 0.0, False
@@ -51,18 +53,23 @@ class Direction:
         self.landed = -1
         self.rows: Tensor | None = None
 
-    def start(self, values: Tensor, smooth: float | None) -> int:
+    def start(self, values: Tensor, smooth: float | None, update: int | None = None) -> int:
         """Send rows.
 
         Args:
             values: ``[rows, columns]``; not written to until they have left.
             smooth: Weight of the past in the running average of what arrives; None for no average.
+            update: Number of the training step; by default that of the transfer.
 
         Returns:
             The number of the transfer.
         """
         number = self._started
         self._started += 1
+        self._updates[number] = number if update is None else update
+        self._updates.pop(number - self.bound - 2, None)
+        if smooth is not None and number and self._in_time(number, 1) == 0:
+            smooth = 0.0  # the average begins anew: what is in it is too old
         if self.measuring:
             self._measure(values)
         what = f"{self.label} transfer {number}"
@@ -81,8 +88,9 @@ class Direction:
         Raises:
             CommError: They did not come.
         """
-        with self._courier.recorder.scope(staleness=min(age, self.bound, number)):
-            self._land(number - min(age, self.bound))
+        age = self._in_time(number, age)
+        with self._courier.recorder.scope(staleness=age):
+            self._land(number - age)
         assert self.rows is not None
         assert 0 <= number - self.landed <= self.bound, "no row is older than the bound"
         old = number - self.landed
@@ -93,7 +101,8 @@ class Direction:
 
     def collect_into(self, number: int, age: int, out: Tensor, places: Tensor) -> None:
         """Add the rows for a transfer to rows ``places`` of ``out``."""
-        due = number - min(age, self.bound)
+        age = self._in_time(number, age)
+        due = number - age
         # At the bound nobody can want the same rows again: they need not be kept, and are added as they are decoded.
         unwanted = age >= self.bound and (self.landed >= 0 or self.bound == 0)
         if unwanted and not self._line and not self._courier.threaded:
@@ -107,6 +116,13 @@ class Direction:
                 return
         out.index_add_(0, places, self.collect(number, age).to(out.dtype))
 
+    def _in_time(self, number: int, age: int) -> int:
+        """The largest age up to this one whose transfer is no more training steps old than the bound."""
+        age = min(age, self.bound, number)
+        while age and self._updates[number] - self._updates[number - age] > self.bound:
+            age -= 1
+        return age
+
     def _land(self, newest: int) -> None:
         """Take what has arrived, in order, up to a transfer; the first one where nothing has landed yet."""
         while self._flights and (self.landed < 0 or self._flights[0][0] <= newest):
@@ -117,8 +133,9 @@ class Direction:
                 begun = time.perf_counter()
                 rows = landing.result()
                 self.waited_s += time.perf_counter() - begun
-            if self._line and self.rows is not None:
-                self._slope = rows - self.rows
+            if self._line:
+                steps = self._updates.get(number, 0) - self._updates.get(number - 1, 0)
+                self._slope = rows - self.rows if self.rows is not None and steps == 1 else None
             self.rows, self.landed = rows, number
 
     def _arrived(self, sent: Handle[Any]) -> Any:

@@ -29,6 +29,7 @@ from sylvie_fx.runtime.recompute import Stretch
 from sylvie_fx.runtime.sites import Exchanges
 from sylvie_fx.runtime.timeline import Recorder
 from sylvie_fx.runtime.tracing import traced
+from sylvie_fx.runtime.turns import Turns
 
 
 class Machine:
@@ -71,13 +72,13 @@ class Machine:
         )  # fmt: skip
         own_site = functools.partial(dropout_key, self.seed, 0x51)
         exchanges = Exchanges(program, bound, self.links, transport, self._courier, options, own_site, self._name)
-        self._exchanges, self._sites, self._crossings = exchanges, exchanges.whole, exchanges.halves
-        ways = [direction for crossing in self._crossings.values() for direction in (crossing.out, crossing.back)]
-        self._remains = Remains(ways, self._courier.close, transport.timeout)
+        self._exchanges, self._sites = exchanges, exchanges.whole
+        self._turns = Turns(exchanges.halves, exchanges.more.make)
+        self._remains = Remains(exchanges.more.ways, self._courier.close, transport.timeout)
         weakref.finalize(self, expect(self._remains)).atexit = False
         self._reduction: Reduction | None = None
         self._widths = exchanges.controller(options)
-        self._adaptor = Adaptor(self._crossings, program.paces, options, transport, self.recorder)
+        self._adaptor = Adaptor(exchanges.halves, program.paces, options, transport, self.recorder)
         self._once: dict[int, Tensor] = {}
         self._dynamic = [item.name for item in program.inputs if not item.static]
         self._kept: tuple[tuple[Any, ...], list[Tensor]] | None = None
@@ -105,21 +106,24 @@ class Machine:
     def notes(self) -> list[str]:
         """What is decided while the program runs, a line each, for explain()."""
         lines = []
-        if self._sites or self._crossings:
+        if self._sites or self._exchanges.halves:
             where = "in threads of their own" if self._courier.threaded else "in the thread that computes"
             lines += [f"rows are coded and received {where}", self.transport.wires()]
         for site, (out, back) in self.codings.items():
             if self.program.codings[site].auto:
                 lines.append(f"site {site}: {out} / {back} at present")
-        return lines + self._adaptor.notes()
+        return lines + self._turns.notes() + self._adaptor.notes()
 
-    def run(self, inputs: Mapping[str, Tensor], step: int, draw: int | None = None) -> list[Any]:
+    def run(
+        self, inputs: Mapping[str, Tensor], step: int, draw: int | None = None, update: int | None = None
+    ) -> list[Any]:
         """One forward pass.
 
         Args:
             inputs: Dynamic inputs by placeholder name, this rank's rows.
             step: Number of the training step.
             draw: Part of the dropout masks' key, another one for every pass that draws; by default the step.
+            update: How often the parameters have changed: what rows of earlier passes are old by; by default the step.
 
         Returns:
             The results in the order of the captured output.
@@ -128,12 +132,15 @@ class Machine:
         self._pass += 1
         if self._values or any(coding.once for coding in self.program.codings.values()):
             self._forget_changed(inputs)
+        update = step if update is None else update
+        if self._turns.begin(update):
+            self._adaptor.begin(self._turns.now, update)
         if self._widths is not None:
-            for crossing in self._crossings.values():  # what has not left yet would leave at another width
-                crossing.out.settle()
-                crossing.back.settle()
-            self._widths.begin(step)
-        self._adaptor.begin()
+            for way in self._exchanges.more.ways:  # what has not left yet would leave at another width
+                way.settle()
+            if self._turns.new_step:
+                self._widths.begin(self._turns.steps)
+            self._exchanges.recode(self._turns.now)
         values, nodes, last_use = self._values.begin()
         for node in nodes:
             if isinstance(node, Stretch):
@@ -230,13 +237,13 @@ class Machine:
         return self._halo_exchange(x, slot, dim, site).index_select(dim, self._relayout[slot])
 
     def _halo_start(self, x: Tensor, slot: int, site: int) -> Any:
-        crossing = self._crossings.get(site)
+        crossing = self._turns.now.get(site)
         if crossing is None:  # no rank needs a row of another
             return x, x.new_empty((0, *x.shape[1:]))
         return apply(HaloStart, x.contiguous(), crossing)
 
     def _halo_wait(self, ticket: Tensor, slot: int, site: int) -> Tensor:
-        crossing = self._crossings.get(site)
+        crossing = self._turns.now.get(site)
         return ticket if crossing is None else cast(Tensor, apply(HaloWait, ticket, crossing))
 
     def _spmm_inner(

@@ -22,9 +22,9 @@ class Tiers:
         self.parts, self.arriving = tuple(parts), arriving
         self.bound = max(direction.bound for direction, _ in parts)
 
-    def start(self, values: Tensor, smooth: float | None) -> int:
+    def start(self, values: Tensor, smooth: float | None, update: int | None = None) -> int:
         """See Direction.start; rows that are never old are not averaged."""
-        numbers = {d.start(values, smooth if d.bound else None) for d, _ in self.parts}
+        numbers = {d.start(values, smooth if d.bound else None, update) for d, _ in self.parts}
         assert len(numbers) == 1, "all tiers take part in every transfer"
         return numbers.pop()
 

@@ -13,6 +13,7 @@ import sylvie_fx.node_functions  # noqa: F401  what a NodeTensor answers
 from sylvie_fx.arguments import check_model, options_from_environment
 from sylvie_fx.capture.hooks import refuse_hooks
 from sylvie_fx.capture.inputs import FlatCall, flatten_call
+from sylvie_fx.clock import Clock
 from sylvie_fx.debug import DebugOptions
 from sylvie_fx.engine import Compiled, Engine, ProgramCache
 from sylvie_fx.holdings import Holdings, copy_model
@@ -92,7 +93,7 @@ class DistributedModule(nn.Module):
         self.holdings = Holdings(model)
         self._engine.call = self.holdings.call
         self._counted: Counter[Compiled] = Counter()
-        self._step, self._draws = 0, 0
+        self._clock = Clock(model)
         self._last: dict[str, Compiled] = {}
 
     @property
@@ -128,21 +129,18 @@ class DistributedModule(nn.Module):
             CaptureError, PassError: The model can not be captured, or not distributed exactly.
             CommError: A peer failed.
         """
-        engine, step = self._engine, self._step
+        engine, step = self._engine, self._clock.begin()
 
         def wrap(value: Tensor, sharding: Sharding, base: int | None) -> Tensor:
             return node_tensor(value, sharding, engine)
 
-        if self.training and torch.is_grad_enabled():
-            if engine.transport.recorder.on:
-                engine.transport.mark(step)
-            self._step += 1
+        if self.training and torch.is_grad_enabled() and engine.transport.recorder.on:
+            engine.transport.mark(step)
         sent = engine.transport.messages_sent
         try:
             found, call, leaves = self._compile(args, kwargs, step)
             self._counted[found[0]] += 1
-            draw, self._draws = self._draws, self._draws + found[0].draws
-            return engine.run(self.module, found, leaves, call, step, draw, wrap)
+            return engine.run(self.module, found, leaves, call, self._clock.moment(step, found[0].draws), wrap)
         except Exception as error:  # the others wait for this rank: they are told, whatever it was
             self._tell(error, alike=engine.transport.messages_sent == sent)
             raise
@@ -155,7 +153,7 @@ class DistributedModule(nn.Module):
 
     def compile_call(self, *args: Any, **kwargs: Any) -> Compiled:
         """Capture and rewrite a call without running it; it is what :meth:`program` and :meth:`explain` then show."""
-        return self._compile(args, kwargs, self._step)[0][0]
+        return self._compile(args, kwargs, self._clock.step)[0][0]
 
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], step: int
@@ -306,7 +304,7 @@ class DistributedModule(nn.Module):
             engine.debug,
         )
         copied.holdings.copy_from(self.holdings)
-        copied._step, copied._draws = self._step, self._draws
+        copied._clock.copy_from(self._clock)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:

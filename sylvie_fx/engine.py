@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from sylvie_fx.capture.export import Call, Captured, capture, plain_call
 from sylvie_fx.capture.inputs import FlatCall
+from sylvie_fx.clock import Moment
 from sylvie_fx.debug import DebugOptions
 from sylvie_fx.ends import results_of, whole_inputs
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
@@ -277,8 +278,7 @@ class Engine:
         found: tuple[Compiled, Hashable],
         leaves: Sequence[Leaf],
         call: FlatCall,
-        step: int,
-        draw: int,
+        moment: Moment,
         wrap: Callable[[Tensor, Sharding, int | None], Tensor],
     ) -> Any:
         """Run a call on this rank's rows.
@@ -288,8 +288,7 @@ class Engine:
             found: What :meth:`compile` gave for this call.
             leaves: The call's tensors.
             call: The call, taken apart.
-            step: Training step.
-            draw: Number of the call among those that draw masks, part of dropout's key.
+            moment: When, in numbers that all ranks agree on.
             wrap: Makes a sharded tensor of a result that lives in rows; it is told which leaf the result is a view of.
         """
         compiled, signature = found
@@ -297,7 +296,7 @@ class Engine:
         binding = self._bind(module, compiled, signature, leaves, call, graph)
         names = [item.name for item in compiled.program.inputs]
         inputs = {name: leaf.local for name, leaf in zip(names, leaves, strict=False)}
-        results = binding.machine.run(inputs, step, draw)
+        results = binding.machine.run(inputs, moment.step, moment.draw, moment.update)
         results = [v.clone() if place_of(v) in binding.memory else v for v in results]  # a user may write there
         flat = [
             v if part is None else wrap(v, part, base)

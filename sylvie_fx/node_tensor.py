@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sylvie_fx.capture.inputs import Frontend, flatten_call
+from sylvie_fx.clock import Moment
 from sylvie_fx.engine import Engine, Function
 from sylvie_fx.ir.errors import CaptureError, PassError, SylvieError
 from sylvie_fx.ir.source import user_line
@@ -178,7 +179,7 @@ def _run(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     try:
         module = _modules(func)[learning]
         found = engine.compile(module, leaves, call, ("function", func, learning))
-        return engine.run(module, found, leaves, call, 0, draw, wrap)
+        return engine.run(module, found, leaves, call, Moment(draw=draw), wrap)
     except (CaptureError, PassError) as error:
         raise _explained(error, name, leaves) from error
 

@@ -203,3 +203,22 @@ def test_a_backward_pass_has_the_mask_of_its_own_call(recompute: bool) -> None:
     _, undisturbed = both(lambda *given: script(*given, between=False), recompute=recompute)
     _, ranks = both(script, recompute=recompute)
     torch.testing.assert_close(ranks, undisturbed, rtol=1e-10, atol=1e-12)
+
+
+def test_samples_between_training_steps_make_no_row_older() -> None:
+    def script(net: Any, x: Any, edges: Any, between: bool = True) -> list[Any]:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(6):
+            if between:
+                with torch.no_grad():
+                    net(x, edges)
+            optimizer.zero_grad()
+            net(x, edges).pow(2).mean().backward()
+            optimizer.step()
+        return [p.detach() for p in net.parameters()]
+
+    stale = {"staleness": 1, "stale": "last", "warm_up": 1, "link": FAST}
+    expected, undisturbed = both(lambda *given: script(*given, between=False), **stale)
+    assert not torch.allclose(undisturbed[0][-1], expected[-1])
+    _, ranks = both(script, **stale)
+    torch.testing.assert_close(ranks, undisturbed, rtol=1e-10, atol=1e-12)

@@ -207,10 +207,12 @@ def test_a_stale_program_has_its_ages_in_its_schedule_and_its_waits() -> None:
     def rank(transport: Transport) -> tuple[list[tuple[int, int]], list[tuple[int, int]], Schedule]:
         net = sylvie_fx.DistributedModule(copy.deepcopy(model), options, default_passes(), transport, cache)
         own, s, d, labels = net.shard(x, src, dst, y, partition="random")
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)  # a step ends when parameters change
         with net.profile() as profile:
             for _ in range(6):
-                net.zero_grad()
+                optimizer.zero_grad()
                 F.cross_entropy(net(own, s, d), labels).backward()
+                optimizer.step()
         forward, backward = (
             [(e.step, e.staleness) for e in profile.timeline.select("wait", 0, direction) if e.exchange == 1]
             for direction in ("forward", "backward")
@@ -238,9 +240,11 @@ def test_decisions_of_the_adaptor_are_events() -> None:
     def rank(transport: Transport) -> Timeline:
         net = sylvie_fx.DistributedModule(copy.deepcopy(model), options, default_passes(), transport, cache)
         own, s, d = net.shard(x, src, dst, partition="random")
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)  # a step ends when parameters change
         with net.profile() as profile:
             for _ in range(5):
                 net(own, s, d).sum().backward()
+                optimizer.step()
         return profile.timeline
 
     decisions = run_ranks(2, rank, 60.0)[0].select("decision")

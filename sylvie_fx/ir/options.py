@@ -44,9 +44,11 @@ class Options:
         eval_bits: As ``bits``, for the model in eval mode. A line outside the model does not know the model's mode: it is
             coded by ``bits`` where gradients are enabled, by ``eval_bits`` under ``torch.no_grad()``.
         staleness: How many training steps old a halo row, or the gradient that comes back for one, may be: a bound that
-            nothing exceeds. 0 is synchronous. One number, or ``{"forward": 0, "backward": 1}`` (stale gradients alone), or
-            either of them by module path (chosen layers), as for ``bits``. Or ``"auto"``, Sylvie's Bounded Staleness
-            Adaptor: ages of 0 or 1 for each exchange, chosen from measured drift and waiting time.
+            nothing exceeds. 0 is synchronous, as lines outside the model always are. A step ends when parameters change in
+            place; of several passes in a step each has old rows of its own (docs/staleness.md). One number, or
+            ``{"forward": 0, "backward": 1}`` (stale gradients alone), or either of them by module path (chosen layers), as
+            for ``bits``. Or ``"auto"``, Sylvie's Bounded Staleness Adaptor: ages of 0 or 1 for each exchange, chosen from
+            measured drift and waiting time.
         stale: What stands in for rows that have not arrived: the running ``average`` of what has arrived, which damps the
             oscillation of a delayed loop (PipeGCN, Wan et al., 2022); the ``last`` arrival, as in Sylvie-A; or ``line``,
             the linear extrapolation of the last two.

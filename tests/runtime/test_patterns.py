@@ -177,7 +177,7 @@ def test_memory_does_not_grow_over_500_steps(staleness: int) -> None:
                 net.transport.barrier("measured together")
                 gc.collect()
                 sizes.append(tracemalloc.get_traced_memory()[0])
-        crossings = [c for b in net.engine._bindings.values() for c in b.machine._crossings.values()]
+        crossings = [c for b in net.engine._bindings.values() for c in b.machine._turns.now.values()]
         assert all(len(d._flights) <= staleness for c in crossings for d in (c.out, c.back))
         return sizes[0], sizes[1]
 
