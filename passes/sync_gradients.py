@@ -86,7 +86,7 @@ def _is_differentiable(program: Program, node: fx.Node) -> bool:
         return isinstance(value, torch.Tensor) and value.requires_grad
     entry = next((i for i in program.inputs if i.name == node.name), None)
     return bool(node.op == "placeholder" and entry and not entry.static and not isinstance(entry.rows, Rows)
-                and is_tensor(node) and node.meta["val"].dtype.is_floating_point)  # fmt: skip
+                and is_tensor(node) and node.meta["val"].requires_grad)  # fmt: skip
 
 
 def _share_sums(program: Program, output: fx.Node) -> set[fx.Node]:
