@@ -23,6 +23,9 @@ _VIEWS = frozenset({
     aten.expand.default, aten.squeeze.default, aten.flatten.using_ints,
 })  # fmt: skip
 
+_BITWISE = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}
+"""Operators that Python writes ``&=``, ``|=``, ``^=``."""
+
 
 @dataclass(frozen=True)
 class Functionalize(Pass):
@@ -135,7 +138,7 @@ def _functional(builder: Builder, node: fx.Node) -> fx.Node:
         return builder.call(aten.full_like.default, target, node.args[1] if packet == "fill_" else 0)
     if is_random(node):
         check_random(node)
-    functional = getattr(aten, packet.rstrip("_"), None)
+    functional = getattr(aten, _BITWISE.get(packet) or packet.rstrip("_"), None)
     op = _same_signature(functional, node.target) if functional is not None else None
     if op is None:
         raise refuse(

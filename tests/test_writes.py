@@ -75,6 +75,13 @@ def on_ranks(script: Callable[[Case], Any], parts: int = 3) -> list[Any]:
     return run_ranks(parts, rank, 60)
 
 
+def masks_in_place(c: Case) -> None:
+    c.mask &= c.y > 0
+    c.mask |= c.x[:, 0] > 1
+    c.mask ^= c.y == 2
+    c.y &= 1
+
+
 def assign(c: Case) -> None:
     c.w.data = c.w * 2
     c.x.data = c.x.data * 3
@@ -121,6 +128,7 @@ WRITES: dict[str, Callable[[Case], Any]] = {
     "w.detach": lambda c: c.w.detach().mul_(2),
     "w.data of data": lambda c: c.w.data.detach().data.mul_(2),
     "w": lambda c: c.w.mul_(2),
+    "masks in place": masks_in_place,
     "w.data = ...": assign,
     "mask.data": lambda c: c.mask.data.__setitem__(slice(None), True),
     "mask": lambda c: c.mask.logical_not_(),
