@@ -65,7 +65,7 @@ def check_equal_across_ranks(transport: Transport, name: str, value: Any, label:
     raise CommError(
         what,
         why=", ".join(quoted) or ", ".join(f"rank {rank} has digest {one[:8]}" for rank, one in enumerate(digests)),
-        remedy=f"give every rank the same {name} (same file, same seed, same arguments)",
+        remedy=f"give every rank the same {name} (same file, same arguments, same seeds of torch, numpy and random)",
     )
 
 

@@ -47,10 +47,12 @@ class ShardContext:
             PartitionError: The number of rows is not the space's.
         """
         if whole.dim() <= dim or whole.shape[dim] != space.rows:
-            kind = "nodes" if space.name == "N" else "edges"
+            kind = "nodes" if space.name == "N" else "edges" if self.edges in (None, space) else "pairs"
+            remedy = f"give one row for each of the {kind}"
+            if kind == "edges":
+                remedy += '; what belongs to the pairs of a second index is of kind "pair"'
             raise PartitionError(
-                f"{what} has shape {tuple(whole.shape)}, but the graph has {space.rows} {kind}",
-                remedy=f"give one row for each of the {kind}",
+                f"{what} has shape {tuple(whole.shape)}, but the graph has {space.rows} {kind}", remedy=remedy
             )
         own = space.layout.rows(self.graph.rank).to(whole.device)
         local = whole.detach().index_select(dim, own)

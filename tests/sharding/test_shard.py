@@ -142,6 +142,22 @@ def test_labels_without_their_pairs(edge_index: Tensor) -> None:
     on_ranks(run)
 
 
+@pytest.mark.pyg
+def test_rows_that_are_too_few_are_counted_against_what_they_belong_to(edge_index: Tensor) -> None:
+    from torch_geometric.data import Data
+
+    x, pairs, labels = torch.randn(NODES, 3), edge_index[:, :7], torch.rand(6)
+    data = Data(x=x, edge_index=edge_index, edge_label_index=pairs, edge_label=labels)
+
+    def run(model: Any) -> None:
+        with pytest.raises(PartitionError, match=r"data.edge_label has shape \(6,\), but the graph has 7 pairs"):
+            model.shard(data)
+        with pytest.raises(PartitionError, match=r'has 30 edges. .* the pairs of a second index is of kind "pair"'):
+            model.shard(x, edge_index, pairs, labels, kinds=["node", None, None, "edge"])
+
+    on_ranks(run)
+
+
 @pytest.mark.dgl
 def test_dgl_graph(edge_index: Tensor) -> None:
     from sylvie_fx.dgl import dgl
