@@ -23,7 +23,7 @@ from sylvie_fx.debug import DebugOptions
 from sylvie_fx.ends import results_of, whole_inputs
 from sylvie_fx.graphs.sharded import ShardedGraph, Space
 from sylvie_fx.ir import ops
-from sylvie_fx.ir.errors import BranchError, OptionError
+from sylvie_fx.ir.errors import BranchError, CaptureError, OptionError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.placement import Rows
 from sylvie_fx.ir.program import Input, Program
@@ -191,6 +191,12 @@ class Engine:
                 found = found or self._compile(module, leaves, call, spaces, again=again)
                 self.cache.programs[signature] = found
         captured = found.captured
+        if captured.learned and torch.is_grad_enabled():
+            raise CaptureError(
+                "forward assigns a value with a gradient to a buffer", where=captured.learned,
+                why="the gradient would have to pass from one call to the next",
+                remedy="assign value.detach(), or call the model under torch.no_grad()",
+            )  # fmt: skip
         if captured.decided or min(space.rows for space in spaces) < captured.least > 2:
             return self._fit(module, leaves, call, spaces, found, signature)
         return found, signature
@@ -306,7 +312,10 @@ class Engine:
         captured = compiled.captured
         leaves_of_result = zip(captured.constants, captured.tensor_leaves, strict=True)
         merged = [next(tensors) if is_tensor else constant for constant, is_tensor in leaves_of_result]
-        return pytree.tree_unflatten(merged, captured.tree)
+        result, values = pytree.tree_unflatten(merged, captured.tree)
+        for (path, name), value in zip(captured.assigned, values, strict=True):
+            _assign(module, path, name, value)
+        return result
 
     def _bind(
         self,
@@ -367,6 +376,14 @@ class Engine:
     def notes(self, program: Program) -> list[str]:
         """What the machine of a program has decided while it ran; nothing where it has not run."""
         return next((b.machine.notes() for b in self._bindings.values() if b.machine.program is program), [])
+
+
+def _assign(module: nn.Module, path: str, name: str, value: Any) -> None:
+    """Set an attribute; not through nn.Module, since a rank in another thread may be capturing."""
+    for part in path.split(".") if path else ():
+        module = vars(module)["_modules"][part]
+    buffers = vars(module)["_buffers"]
+    (buffers if name in buffers else vars(module))[name] = value
 
 
 def _broken(compiled: Compiled, whole: dict[str, Tensor], spaces: Sequence[Space]) -> str:

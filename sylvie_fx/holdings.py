@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sylvie_fx.capture.held import HeldGraph, HeldKind, find_held, find_node_parameters, replaced
+from sylvie_fx.capture.state import Watch
 from sylvie_fx.engine import Engine
 from sylvie_fx.graphs.sharded import ShardedGraph
 from sylvie_fx.ir.errors import CaptureError
@@ -103,14 +104,14 @@ class Holdings:
         rows = [_own_rows(h, self._graph, engine, step) for h in self.tables()] if self.lifting and self._graph else []
         return {_STAND_INS: [*[self._sharded[str(h)] for h in self.graphs], *rows]}
 
-    def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch) -> Any:
         """Call the model with stand-ins in the place of what it holds."""
         stand_ins: Sequence[Any] | None = kwargs.pop(_STAND_INS, None)
         if stand_ins is None:
-            return model(*args, **kwargs)
+            return watch.call(model, args, kwargs)
         places = [*find_held(model), *(self.tables(model) if self.lifting else [])]
         with replaced(places, stand_ins):
-            return model(*args, **kwargs)
+            return watch.call(model, args, kwargs)
 
 
 def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:

@@ -41,6 +41,7 @@ from sylvie_fx.capture.regions import inline_regions
 from sylvie_fx.capture.size_numbers import sizes_as_numbers
 from sylvie_fx.capture.sparse import patched_sparse
 from sylvie_fx.capture.spellings import Spellings
+from sylvie_fx.capture.state import Attribute, Change, Watch, restored
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.decided import decided as decided_operator
 from sylvie_fx.ir.errors import BranchError, CaptureError, SylvieError
@@ -51,12 +52,12 @@ from sylvie_fx.ir.rules import expression
 log = logging.getLogger(__name__)
 
 Rebuild: TypeAlias = Callable[[Sequence[Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
-Call: TypeAlias = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+Call: TypeAlias = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Watch], Any]
 
 
-def plain_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``model(*args, **kwargs)``."""
-    return model(*args, **kwargs)
+def plain_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch) -> Any:
+    """``model(*args, **kwargs)``, watched."""
+    return watch.call(model, args, kwargs)
 
 
 MOST_CALLS = 20_000
@@ -71,7 +72,9 @@ class Captured:
         program: The program, whose output is the flat list of the result's tensors.
         constants: Leaves of the result: constants as they are, None in the place of each tensor.
         tensor_leaves: Which leaves are tensors.
-        tree: Structure of the result.
+        tree: Structure of the result and, beside it, of the values of ``assigned``.
+        assigned: Attributes that the forward pass assigns.
+        learned: The line that assigns a value with a gradient to a buffer; empty where none does.
         decided: Python branches or numbers were taken from the samples; the program checks on the real graph that they hold.
         ran: The model was run on the samples to decide branches.
         least: Rows that every space must have for the program to be valid.
@@ -81,6 +84,8 @@ class Captured:
     constants: tuple[Any, ...]
     tensor_leaves: tuple[bool, ...]
     tree: pytree.TreeSpec
+    assigned: tuple[Attribute, ...] = ()
+    learned: str = ""
     decided: bool = False
     ran: bool = False
     least: int = 2
@@ -102,6 +107,8 @@ class _Wrapper(nn.Module):
         self.environments: Callable[[], list[Any]] = lambda: environments
         self.guarded: Callable[[], dict[Any, Place]] = lambda: guarded
         self.numbers: Callable[[], list[bool]] = lambda: numbers
+        watch = Watch()
+        self.watch: Callable[[], Watch] = lambda: watch
         self._calls, self._conditions = [0], [0]
 
     def _after(self, frames: list[FrameType]) -> None:
@@ -140,7 +147,9 @@ class _Wrapper(nn.Module):
             replaying,
             numbers,
         ):
-            leaves, tree = pytree.tree_flatten(self._call(self.model, args, kwargs))
+            watch = self.watch()
+            result = self._call(self.model, args, kwargs, watch)
+        leaves, tree = pytree.tree_flatten((result, [change.value for change in watch.assigned]))
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, int, float, str, bool, type(None))):
                 raise CaptureError(
@@ -179,7 +188,16 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
     wrapper.training = model.training
     if decide:
         wrapper.decisions = _decide(wrapper, samples)
-    exported, least = _export_for(wrapper, inputs, samples, fixed)
+    with restored(model):
+        exported, least = _export_for(wrapper, inputs, samples, fixed)
+        watch, result = wrapper.watch(), results[-1]
+        assigned, learned = tuple(change.attribute for change in watch.assigned), "".join(watch.learned[:1])
+        for change in _carried(wrapper, samples, fixed) if watch.carried else []:
+            raise change.refused()
+    for change in watch.assigned:
+        path, name = change.attribute
+        if name in model.get_submodule(path)._buffers and not change.buffer:  # a stand-in for its rows was assigned
+            raise change.refused()
     module = exported.module(check_guards=False)
     inline_regions(module)
     answered = any(n.target is decided_operator for n in module.graph.nodes)
@@ -202,7 +220,9 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
     program = Program(module, list(inputs), sizes, "train" if model.training else "eval")
     for node in program.graph.nodes:
         meta(node)
-    return Captured(program, *results[-1], decided=decided, ran=wrapper.decisions is not None, least=least)
+    return Captured(
+        program, *result, assigned, learned, decided=decided, ran=wrapper.decisions is not None, least=least
+    )
 
 
 _ENOUGH = 32
@@ -277,6 +297,28 @@ def _decide(wrapper: _Wrapper, samples: Sequence[Tensor]) -> list[Decision]:
     rows = max((t.shape[0] for t in samples if t.dim()), default=0)
     log.info("the model is run once without gradients, on up to %d rows, to decide Python branches on values", rows)
     return record(wrapper.model, lambda: wrapper([t.detach() for t in samples]))
+
+
+def _carried(wrapper: _Wrapper, samples: Sequence[Tensor], fixed: bool) -> list[Change]:
+    """What a second call would change again: not what the first computes and keeps. The model is run eagerly to see."""
+    wrapper.decisions = None
+
+    def twice() -> None:
+        for _ in range(2):
+            wrapper([t.detach() for t in samples])
+
+    try:
+        record(wrapper.model, twice)
+    except SylvieError:
+        raise
+    except Exception as error:
+        if fixed:
+            raise
+        raise BranchError(
+            f"the forward pass raises {type(error).__name__}: {first_line(error)}", where=wrapper.watch().carried[0].line,
+            why="it keeps values from one call to the next, and was run on a sample of the graph to see which",
+        ) from error  # fmt: skip
+    return wrapper.watch().carried
 
 
 def _export(
