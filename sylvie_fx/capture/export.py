@@ -37,6 +37,7 @@ from sylvie_fx.capture.failures import (
     raised_at,
 )
 from sylvie_fx.capture.own_gradients import refused_own_gradients
+from sylvie_fx.capture.python_random import refuse_draws, states
 from sylvie_fx.capture.regions import inline_regions
 from sylvie_fx.capture.size_numbers import sizes_as_numbers
 from sylvie_fx.capture.sparse import patched_sparse
@@ -110,6 +111,7 @@ class _Wrapper(nn.Module):
         watch = Watch()
         self.watch: Callable[[], Watch] = lambda: watch
         self._calls, self._conditions = [0], [0]
+        self._states: tuple[Any, Any] | None = None
 
     def _after(self, frames: list[FrameType]) -> None:
         """Stop a loop without end; remember which of the model's lines made torch rely on something about sizes."""
@@ -121,6 +123,8 @@ class _Wrapper(nn.Module):
                 why="it loops over nodes or edges, and each round becomes part of the program",
                 remedy="replace the loop by tensor operations over all rows",
             )  # fmt: skip
+        if self._states is not None and states() != self._states:
+            refuse_draws(self._states, place_of(frames, self.model))
         for sizes in self.environments()[-1:]:
             known, seen = conditions(sizes), self._conditions[0]
             self._conditions[0] = len(known)
@@ -148,7 +152,9 @@ class _Wrapper(nn.Module):
             numbers,
         ):
             watch = self.watch()
+            self._states = states()
             result = self._call(self.model, args, kwargs, watch)
+        refuse_draws(self._states, ("", ""))
         leaves, tree = pytree.tree_flatten((result, [change.value for change in watch.assigned]))
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, int, float, str, bool, type(None))):

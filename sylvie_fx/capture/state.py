@@ -8,6 +8,7 @@ flags, which are part of a program's key, and for what it computes once and keep
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 import threading
 from collections import deque
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -236,7 +238,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def contents(value: Any, depth: int = 0) -> Any:
-    """A value as it is now: containers as tuples of what they hold, tensors with the number of their writes."""
+    """A value as it is now: containers as tuples of what they hold, tensors and generators with their state."""
     kind = type(value)
     if depth < _DEEPEST:
         if kind in (list, tuple, deque):
@@ -245,6 +247,10 @@ def contents(value: Any, depth: int = 0) -> Any:
             return (kind, *[(k, contents(v, depth + 1)) for k, v in value.items()])
         if kind in (set, frozenset):
             return (kind, *sorted(map(repr, value)))
+    if isinstance(value, random.Random):
+        return (kind, value, str(value.getstate()))
+    if isinstance(value, np.random.Generator):
+        return (kind, value, str(value.bit_generator.state))
     if isinstance(value, Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # some stand for graphs
             return (kind, value, value._version)

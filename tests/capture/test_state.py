@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -138,6 +140,32 @@ def replaced(m: Any, h: Tensor, e: Tensor) -> Tensor:
 def learned(m: Any, h: Tensor, e: Tensor) -> Tensor:
     m.mean = m.mean + h.mean(0)
     return h - m.mean
+
+
+def drawn(m: Any, h: Tensor, e: Tensor) -> Tensor:
+    return h * random.random()
+
+
+def drawn_by_numpy(m: Any, h: Tensor, e: Tensor) -> Tensor:
+    return h if np.random.rand() < 0.5 else h * 2
+
+
+def drawn_by_its_own(m: Any, h: Tensor, e: Tensor) -> Tensor:
+    return h * m.generator.random()
+
+
+@pytest.mark.parametrize(("function", "message"), [
+    (drawn, r"test_state.py:\d+: forward draws random numbers from random.*pass them as an argument"),
+    (drawn_by_numpy, "forward draws random numbers from numpy.random"),
+    (drawn_by_its_own, r"test_state.py:\d+: forward keeps self.generator from one call for the next"),
+])  # fmt: skip
+def test_random_numbers_of_python_are_refused(function: Callable[..., Tensor], message: str) -> None:
+    for generator in (random.Random(0), np.random.default_rng(0)):
+        module = Stateful(function)
+        module.generator = generator
+        model = sylvie_fx.distribute(module)
+        with pytest.raises(CaptureError, match=message):
+            model(*model.shard(*data()))
 
 
 @pytest.mark.parametrize(("function", "message"), [
