@@ -292,7 +292,7 @@ CASES = [
     case(
         "SuperGATConv",
         lambda: pyg.SuperGATConv(D, 5, heads=2, dropout=0.2, neg_sample_ratio=0.5),
-        refusal="sizes of the graph are symbols",
+        refusal="draws random numbers from random",
     ),
     case(
         "SuperGATConv negative edges given",
