@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import sylvie_fx.node_functions  # noqa: F401  what a NodeTensor answers
 from sylvie_fx.arguments import check_model, options_from_environment
+from sylvie_fx.baked import Baked
 from sylvie_fx.capture.hooks import refuse_hooks
 from sylvie_fx.capture.inputs import FlatCall, flatten_call
 from sylvie_fx.clock import Clock
@@ -91,6 +92,7 @@ class DistributedModule(nn.Module):
         self.options = options
         self._engine = Engine(MeteredTransport(transport), options, passes, cache, debug)
         self.holdings = Holdings(model)
+        self._baked = Baked(model)
         self._engine.call = self.holdings.call
         self._counted: Counter[Compiled] = Counter()
         self._clock = Clock(model)
@@ -169,6 +171,8 @@ class DistributedModule(nn.Module):
             self.holdings.lifting = False
             call, leaves = self._flatten(args, kwargs, step)
             found = self._engine.compile(self.module, leaves, call, ("model", mode, False))
+        if self._baked.changed(found[0]):
+            return self._compile(args, kwargs, step)
         self._last[found[0].program.mode] = found[0]
         return found, call, leaves
 
@@ -197,7 +201,7 @@ class DistributedModule(nn.Module):
         modules = list(self.module.modules())
         refuse_hooks(self.module, modules)
         frozen = tuple(p.requires_grad for p in self.module.parameters())
-        return tuple(m.training for m in modules), frozen, tuple(_numbers(m) for m in modules)
+        return tuple(m.training for m in modules), frozen, self._baked.key(modules)
 
     def program(self, mode: str = "train") -> Program:
         """The rewritten program of the last call in a mode.
@@ -305,6 +309,7 @@ class DistributedModule(nn.Module):
         )
         copied.holdings.copy_from(self.holdings)
         copied._clock.copy_from(self._clock)
+        copied._baked.copied_from(self._baked)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -333,11 +338,3 @@ class DistributedModule(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
-
-
-def _numbers(module: nn.Module) -> tuple[Any, ...]:
-    """Python numbers, flags and strings among a module's attributes: the capture bakes them into the program."""
-    return tuple((name, v) for name, v in vars(module).items() if type(v) in _BAKED)
-
-
-_BAKED = (int, float, bool, str)

@@ -42,7 +42,7 @@ from sylvie_fx.capture.regions import inline_regions
 from sylvie_fx.capture.size_numbers import sizes_as_numbers
 from sylvie_fx.capture.sparse import patched_sparse
 from sylvie_fx.capture.spellings import Spellings
-from sylvie_fx.capture.state import Attribute, Change, Watch, restored
+from sylvie_fx.capture.state import Attribute, Change, Watch, refuse_hidden_parameters, restored
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.decided import decided as decided_operator
 from sylvie_fx.ir.errors import BranchError, CaptureError, SylvieError
@@ -76,6 +76,7 @@ class Captured:
         tree: Structure of the result and, beside it, of the values of ``assigned``.
         assigned: Attributes that the forward pass assigns.
         learned: The line that assigns a value with a gradient to a buffer; empty where none does.
+        reads: Attributes that the forward pass reads before it assigns them.
         decided: Python branches or numbers were taken from the samples; the program checks on the real graph that they hold.
         ran: The model was run on the samples to decide branches.
         least: Rows that every space must have for the program to be valid.
@@ -87,6 +88,7 @@ class Captured:
     tree: pytree.TreeSpec
     assigned: tuple[Attribute, ...] = ()
     learned: str = ""
+    reads: tuple[Attribute, ...] = ()
     decided: bool = False
     ran: bool = False
     least: int = 2
@@ -197,9 +199,11 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
     with restored(model):
         exported, least = _export_for(wrapper, inputs, samples, fixed)
         watch, result = wrapper.watch(), results[-1]
+        reads = tuple(sorted(watch.reads))
         assigned, learned = tuple(change.attribute for change in watch.assigned), "".join(watch.learned[:1])
         for change in _carried(wrapper, samples, fixed) if watch.carried else []:
             raise change.refused()
+    refuse_hidden_parameters(model, reads)
     for change in watch.assigned:
         path, name = change.attribute
         if name in model.get_submodule(path)._buffers and not change.buffer:  # a stand-in for its rows was assigned
@@ -227,7 +231,7 @@ def capture(model: nn.Module, inputs: Sequence[Input], samples: Sequence[Tensor]
     for node in program.graph.nodes:
         meta(node)
     return Captured(
-        program, *result, assigned, learned, decided=decided, ran=wrapper.decisions is not None, least=least
+        program, *result, assigned, learned, reads, decided=decided, ran=wrapper.decisions is not None, least=least
     )
 
 

@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -86,15 +86,13 @@ class Watch:
             CaptureError: It replaces a parameter, or a buffer by one of another shape or type.
         """
         self.__init__()  # type: ignore[misc]  # a capture may run it several times
-        modules = [
-            (path, m, _attributes(m), dict(m._buffers), dict(m._parameters)) for path, m in model.named_modules()
-        ]
+        modules = [(path, m, attributes(m), dict(m._buffers), dict(m._parameters)) for path, m in model.named_modules()]
         with _recorded({id(m): path for path, m, *_ in modules}, self.reads, self._lines):
             result = model(*args, **kwargs)
         given = {id(v) for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)}
         for path, module, _, buffers, _ in modules:
             self._buffers(path, module, buffers)
-        for path, module, attributes, _, parameters in modules:
+        for path, module, found, _, parameters in modules:
             for name in dict.fromkeys((*parameters, *module._parameters)):
                 if module._parameters.get(name) is not parameters.get(name):
                     line = self._lines.get((path, name), (_forward_of(module), False))[0]
@@ -102,7 +100,7 @@ class Watch:
                         in_module(f"forward replaces the parameter {name}", (line, path)), where=line,
                         why="the optimizer would go on with the old one", remedy="compute with a local variable",
                     )  # fmt: skip
-            self._compare(path, module, attributes, given)
+            self._compare(path, module, found, given)
         return result
 
     def _buffers(self, path: str, module: nn.Module, before: dict[str, Any]) -> None:
@@ -127,13 +125,13 @@ class Watch:
             self.assigned.append(Change((path, name), line, value, True))
 
     def _compare(self, path: str, module: nn.Module, before: dict[str, Any], given: set[int]) -> None:
-        after = _attributes(module)
+        after = attributes(module)
         for name in dict.fromkeys((*before, *after)):
             old, new = before.get(name, _ABSENT), after.get(name, _ABSENT)
-            if _same(old, new):
+            if same(old, new):
                 continue
-            of_a_library = type(module).__module__.split(".")[0] in _LIBRARIES
-            line, library = self._lines.get((path, name), (_forward_of(module), of_a_library))
+            inside = of_a_library(type(module).__module__)
+            line, library = self._lines.get((path, name), (_forward_of(module), inside))
             if library:  # what a layer keeps for itself
                 continue
             change = Change((path, name), line, vars(module).get(name, _ABSENT))
@@ -143,6 +141,43 @@ class Watch:
             elif all(_kept(v, given) for v in pytree.tree_leaves(change.value)):
                 self.assigned.append(change)
             # Else it is an argument, a graph or a size, kept for the methods of this call.
+
+
+def of_a_library(name: str | None) -> bool:
+    """Whether a module of Python is part of torch or of a graph library."""
+    return str(name).split(".")[0] in _LIBRARIES
+
+
+def refuse_hidden_parameters(model: nn.Module, reads: Iterable[Attribute]) -> None:
+    """Refuse parameters that forward finds in a list or dict, where torch does not register them.
+
+    Args:
+        model: The model.
+        reads: Attributes that forward reads.
+
+    Raises:
+        CaptureError: A program would have them as constants, and they would never learn.
+    """
+    registered = {id(p) for p in model.parameters()}
+    for path, name in reads:
+        module = model.get_submodule(path)
+        for value in _inside(vars(module).get(name)):
+            own = list(value.parameters()) if isinstance(value, nn.Module) else [value]
+            if any(isinstance(p, nn.Parameter) and p.requires_grad and id(p) not in registered for p in own):
+                line = _forward_of(module)
+                raise CaptureError(
+                    in_module(f"self.{name} holds parameters that are not registered", (line, path)), where=line,
+                    why="model.parameters() does not find them, and a program would have them as constants",
+                    remedy="keep them in nn.ParameterList, nn.ModuleList or their dicts; or call requires_grad_(False) on them",
+                )  # fmt: skip
+
+
+def _inside(value: Any, depth: int = 0) -> Iterator[Any]:
+    if depth < _DEEPEST and type(value) in (list, tuple, dict, deque):
+        for item in value.values() if type(value) is dict else value:
+            yield from _inside(item, depth + 1)
+    else:
+        yield value
 
 
 def _kept(value: Any, given: set[int]) -> bool:
@@ -202,16 +237,16 @@ def restored(model: nn.Module) -> Iterator[None]:
     """Attributes of every module, and what the containers and tensors among them hold, are as before afterwards."""
     before = [(m, {k: v for k, v in vars(m).items() if k not in _OF_THE_FRAMEWORK}) for m in model.modules()]
     tables = [(table, dict(table)) for m, _ in before for table in (m._parameters, m._buffers)]
-    held_values = [v for _, attributes in before for v in attributes.values()]
+    held_values = [v for _, found in before for v in found.values()]
     containers = [(c, c.copy()) for v in held_values for c in _containers(v)]
     tensors = [(v, v._version, v.detach().clone()) for v in held_values if type(v) is Tensor and v.is_leaf]
     try:
         yield
     finally:
-        for module, attributes in before:
-            for name in vars(module).keys() - _OF_THE_FRAMEWORK - attributes.keys():
+        for module, found in before:
+            for name in vars(module).keys() - _OF_THE_FRAMEWORK - found.keys():
                 del vars(module)[name]
-            vars(module).update(attributes)
+            vars(module).update(found)
         for table, registered in tables:
             table.clear()
             table.update(registered)  # type: ignore[arg-type]
@@ -233,7 +268,8 @@ def _containers(value: Any, depth: int = 0) -> Iterator[Any]:
             yield from _containers(item, depth + 1)
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """The contents of a module's attributes that are not nn.Module's own."""
     return {name: contents(value) for name, value in vars(module).items() if name not in _OF_THE_FRAMEWORK}
 
 
@@ -246,7 +282,7 @@ def contents(value: Any, depth: int = 0) -> Any:
         if kind is dict:
             return (kind, *[(k, contents(v, depth + 1)) for k, v in value.items()])
         if kind in (set, frozenset):
-            return (kind, *sorted(map(repr, value)))
+            return (kind, frozenset(value))
     if isinstance(value, random.Random):
         return (kind, value, str(value.getstate()))
     if isinstance(value, np.random.Generator):
@@ -254,14 +290,18 @@ def contents(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # some stand for graphs
             return (kind, value, value._version)
+    opaque = depth or callable(value) or not hasattr(value, "__dict__") or of_a_library(kind.__module__)
+    if not opaque:  # settings: a dataclass, a namespace
+        return (kind, value, contents(vars(value), _DEEPEST - 2))
     return value
 
 
-def _same(old: Any, new: Any) -> bool:
+def same(old: Any, new: Any) -> bool:
+    """Whether two results of :func:`contents` are of the same objects in the same state."""
     if old is new:
         return True
     if type(old) is not type(new):
         return False
     if type(old) is tuple:
-        return len(old) == len(new) and all(map(_same, old, new))
-    return type(old) in SIMPLE and bool(old == new or (old != old and new != new))
+        return len(old) == len(new) and all(map(same, old, new))
+    return type(old) in (*SIMPLE, frozenset) and bool(old == new or (old != old and new != new))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -195,3 +197,89 @@ def test_a_buffer_may_take_a_gradient_where_none_is_recorded() -> None:
     with torch.no_grad():
         torch.testing.assert_close(model(x, edge_index).full(), plain(*data()))
         torch.testing.assert_close(model.mean, plain.mean)
+
+
+# --- what a program has taken from attributes, changed between calls --------------------------------------------------
+
+
+class Settings(nn.Module):
+    """Reads attributes of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.last = nn.Linear(4, 3), nn.ReLU()
+        self.act, self.config, self.tau = torch.tanh, {"scale": [1.0]}, torch.tensor(1.0)
+        self.settings, self.level = SimpleNamespace(shift=0.0), 1.0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.act(self.lin(x)) * self.config["scale"][0] / self.tau + self.settings.shift
+        return self.last(h.index_add(0, edge_index[1], h[edge_index[0]])) * self.level
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a dict": lambda m: m.config.update(scale=[3.0]),
+    "a list in a dict": lambda m: m.config["scale"].__setitem__(0, 2.0),
+    "a tensor": lambda m: setattr(m, "tau", torch.tensor(4.0)),
+    "a tensor written in place": lambda m: m.tau.fill_(3.0),
+    "a function": lambda m: setattr(m, "act", torch.sigmoid),
+    "a namespace": lambda m: setattr(m.settings, "shift", 1.0),
+    "a module": lambda m: setattr(m, "last", nn.Sigmoid()),
+    "int for float": lambda m: setattr(m, "level", 1),
+}
+
+
+def test_attributes_that_change_between_calls_are_seen() -> None:
+    cache = ProgramCache()
+    models = [Settings() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+
+    def rank(transport: Any) -> list[Tensor]:
+        plain = models[transport.rank]
+        model = DistributedModule(plain, Options(timeout=20), default_passes(), transport, cache)
+        x, edge_index = model.shard(*data(), partition="random")
+        outs = [model(x, edge_index).full()]
+        for change in CHANGES.values():
+            change(plain)
+            outs += [model(x, edge_index).full(), model(x, edge_index).full()]
+            torch.testing.assert_close(outs[-2:], [plain(*data()).detach()] * 2)
+        return outs
+
+    first, second = run_ranks(2, rank, 60)
+    torch.testing.assert_close(first, second)
+    assert len(cache.programs) == len(CHANGES) + 1
+
+
+def test_a_copy_sees_its_own_changes() -> None:
+    model = sylvie_fx.distribute(Settings())
+    x, edge_index = model.shard(*data())
+    model(x, edge_index)
+    model.config["scale"] = [5.0]
+    copied = copy.deepcopy(model)
+    for one, scale in ((copied, None), (model, 2.0), (copied, 3.0)):
+        if scale is not None:
+            one.config["scale"] = [scale]
+        torch.testing.assert_close(one(x, edge_index).full(), one.module(*data()).detach())
+
+
+@pytest.mark.parametrize("hidden", [lambda: [nn.Linear(3, 3)], lambda: {"a": nn.Parameter(torch.ones(3))}])
+def test_parameters_that_are_not_registered_are_refused(hidden: Callable[[], Any]) -> None:
+    def read(m: Any, h: Tensor, e: Tensor) -> Tensor:
+        return m.past[0](h) if isinstance(m.past, list) else h * m.past["a"]
+
+    module = Stateful(read)
+    module.past = hidden()
+    model = sylvie_fx.distribute(module)
+    message = r"test_state.py:\d+: self.past holds parameters that are not registered.*nn.ModuleList"
+    with pytest.raises(CaptureError, match=message):
+        model(*model.shard(*data()))
+
+
+def test_an_attribute_with_many_values_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    module = Settings()
+    model = sylvie_fx.distribute(module)
+    x, edge_index = model.shard(*data())
+    for step in range(8):
+        module.level = 0.9**step
+        torch.testing.assert_close(model(x, edge_index).full(), module(*data()).detach())
+    (warning,) = (r.getMessage() for r in caplog.records if r.name == "sylvie_fx.baked")
+    assert re.match(r"the model has been captured for 6 values of its attribute level.*as a tensor", warning)
