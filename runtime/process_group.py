@@ -205,7 +205,7 @@ class ProcessGroupTransport(Collectives):
         near = sorted(self._links or ())
         ways = [f"through shared memory with ranks {', '.join(map(str, near))}"] if near else []
         ways += [f"over {self._backends['cpu']}"] if "cpu" in self._backends and len(near) < self.size - 1 else []
-        ways += [f"of GPUs over {self._backends['cuda']}"] if "cuda" in self._backends else []
+        ways += ["between GPUs over nccl"] if self._backends.get("cuda") == "nccl" else []
         return f"messages travel {', '.join(ways)}"
 
     def next_number(self, name: str) -> int:

@@ -10,8 +10,8 @@ def test_placements_print() -> None:
 
 
 def test_layouts_print() -> None:
-    layouts = [Layout("entry"), Layout("by", index="dst", target=0), Layout("concat", parts=(1, 0)),
-               Layout("slice", parts=(3, 1, 0), position=1), Layout("blocks")]  # fmt: skip
+    layouts = [Layout("entry"), Layout("by", index="dst", target=0), Layout("concat", parts=((1, "E"), (0, "N"))),
+               Layout("slice", parts=((3, "E"), (1, "E"), (0, "N")), position=1), Layout("blocks")]  # fmt: skip
     assert [str(c) for c in map(Component, range(5), "EEEEE", layouts)] == [
         "#0: E entry", "#1: E by dst into N#0", "#2: E concat of #1, #0", "#3: E part 1 of #3", "#4: E blocks",
     ]  # fmt: skip
