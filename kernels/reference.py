@@ -77,7 +77,8 @@ def _grid(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def _fixed_point(x: torch.Tensor, k: torch.Tensor, m: torch.Tensor, exponent: torch.Tensor, bits: int) -> torch.Tensor:
     """``T`` of the module's formula, int64 ``[rows, cols]``."""
     steps = ((1 << bits) - 1) << fraction_bits(bits)
-    inverse = torch.where(m > 0, float(steps) / m.clamp(min=1).to(torch.float32), 0.0)
+    # Two tensors: torch takes a Python number over a tensor as its product with the reciprocal, which rounds twice.
+    inverse = torch.where(m > 0, _float32(steps, x.device) / m.clamp(min=1).to(torch.float32), 0.0)
     distance = x * _power_of_two(-exponent)[:, None] - k.to(torch.float32)[:, None]
     # The product of two float32 is exact in float64: T is rounded once.
     return (distance.to(torch.float64) * inverse.to(torch.float64)[:, None]).round().to(torch.int64)
