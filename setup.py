@@ -25,6 +25,7 @@ setup(
         Extension(
             "sylvie_fx.kernels._dropout",
             sources=["kernels/dropout.cpp"],
+            depends=["kernels/keyed_mask.h"],
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             language="c++",
@@ -33,7 +34,7 @@ setup(
         Extension(
             "sylvie_fx.kernels._aggregate",
             sources=["kernels/aggregate.cpp"],
-            depends=["kernels/aggregate.h", *sorted(glob("kernels/aggregate_*.inc"))],
+            depends=["kernels/aggregate.h", "kernels/keyed_mask.h", *sorted(glob("kernels/aggregate_*.inc"))],
             # Sums agree with the reference to rounding anyway, and contraction is what makes them one instruction.
             extra_compile_args=["-ffp-contract=fast" if flag == "-ffp-contract=off" else flag for flag in FLAGS],
             extra_link_args=["-pthread"],

@@ -13,10 +13,8 @@ that processes would give.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import functools
 import itertools
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -166,15 +164,6 @@ def train(
     return run_ranks(parts, rank, 600.0)[0]
 
 
-def keep_pages() -> None:
-    """Let glibc keep freed memory: giving it back and faulting it in again took a fifth of a run."""
-    if sys.platform == "linux":
-        trim_threshold, mmap_threshold = -1, -3
-        libc = ctypes.CDLL(None)
-        libc.mallopt(trim_threshold, 1 << 30)
-        libc.mallopt(mmap_threshold, 1 << 25)
-
-
 def row(results: Results, name: str, setting: Setting, model: str, where: str, code: str, seeds: int) -> None:
     """Make the runs that one line of the table still misses; ``code`` is a width, a variant and a staleness, or "32"."""
     parts, partition = where.split()
@@ -211,7 +200,6 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    keep_pages()
     if arguments.quick:
         arguments.seeds, arguments.data, arguments.parts = 2, ["block model", "cora"], ["8 random"]
     known, results = settings(), Results(arguments.results)

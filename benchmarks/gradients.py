@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from accuracy import Setting, keep_pages, make, settings
+from accuracy import Setting, make, settings
 from torch import Tensor
 
 import sylvie_fx
@@ -93,7 +93,6 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/gradients.md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    keep_pages()
     number, partition = arguments.parts.split()
     text = [
         "# Fidelity of the gradient\n\nMade by `python benchmarks/gradients.py --write`.\n",

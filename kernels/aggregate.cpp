@@ -2,9 +2,11 @@
 // in between. Calls are split over threads by rows. What happens to a row stands in the .inc files, compiled once for
 // each instruction set.
 #include "aggregate.h"
+#include "keyed_mask.h"
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <thread>
@@ -65,6 +67,7 @@ struct Kernels {
     void (*edges)(const Rows&, const Run&, const EdgeCall&);
     void (*softmax)(const Rows&, const Run&, const SoftmaxCall&);
     void (*attention)(const Rows&, const Run&, const AttentionCall&);
+    void (*sources)(const Rows&, const Run&, const SourcesCall&);
     void (*scores)(const Rows&, const Run&, const ScoresCall&);
 };
 
@@ -122,9 +125,10 @@ int32_t sylvie_aggregate_isa() {
 
 int64_t sylvie_aggregate_sizes() {
     int64_t sizes = 0;
-    for (size_t size : {sizeof(Rows), sizeof(Run), sizeof(SumCall), sizeof(ExtremeCall), sizeof(TiesCall),
-                        sizeof(EdgeCall), sizeof(SoftmaxCall), sizeof(AttentionCall), sizeof(ScoresCall)})
-        sizes = sizes * 113 + int64_t(size);
+    for (size_t size :
+         {sizeof(Rows), sizeof(Run), sizeof(SumCall), sizeof(ExtremeCall), sizeof(TiesCall), sizeof(EdgeCall),
+          sizeof(SoftmaxCall), sizeof(AttentionCall), sizeof(SourcesCall), sizeof(ScoresCall)})
+        sizes = (sizes * 113 + int64_t(size)) % (int64_t(1) << 31);
     return sizes;
 }
 
@@ -150,6 +154,10 @@ void sylvie_aggregate_softmax(const Rows* rows, const Run* run, const SoftmaxCal
 
 void sylvie_aggregate_attention(const Rows* rows, const Run* run, const AttentionCall* call) {
     kernels_for(*run).attention(*rows, *run, *call);
+}
+
+void sylvie_aggregate_sources(const Rows* rows, const Run* run, const SourcesCall* call) {
+    kernels_for(*run).sources(*rows, *run, *call);
 }
 
 void sylvie_aggregate_scores(const Rows* rows, const Run* run, const ScoresCall* call) {

@@ -72,20 +72,29 @@ struct SoftmaxCall {
     int64_t heads;
 };
 
-struct AttentionCall {
+struct AttentionCall { // its edge values but keys stand in the sorted order
     const void* x;            // T [., H, D]
     const void* source_score; // T [., H], by column
     const void* target_score; // T [rows, H]
-    const void* keep;         // T [edges, H] or null
+    const int64_t* keys;      // [edges] of the mask, or null: nothing is dropped
     void* out;                // T [rows, H, D] forward only
-    void* alpha;              // T [edges, H] written forward (may be null), read backward
+    void* alpha;              // T [edges, H] written forward, read backward: the softmax, negative where dropped
     const void* gradient;     // T [rows, H, D] of out, backward
-    void* edge_gradient;      // T [edges, H] backward: of source_score[column] + target_score[r]
+    void* edge_values;        // T [edges, 2, H] backward: weights, and gradients of source_score[column] + target_score[r]
     void* target_gradient;    // T [rows, H] backward
     int64_t heads, dim;
-    double negative_slope;
+    double negative_slope, scale; // scale: of weights that are not dropped
+    uint64_t key;
+    uint32_t threshold;
     int32_t backward; // an empty gradient may be null, so that it can not tell
-    int32_t reserved;
+};
+
+struct SourcesCall { // by source: the rest of the backward pass of attention
+    const void* gradient;    // T [., H, D]
+    const void* edge_values; // T [edges, 2, H], of each edge at its edge_ids
+    void* out;               // T [rows, H, D] of x
+    void* source_gradient;   // T [rows, H]
+    int64_t heads, dim;
 };
 
 struct ScoresCall { // vector . leaky_relu(x[column] + own[r]) of each edge and head
@@ -105,6 +114,7 @@ extern "C" void sylvie_aggregate_ties(const Rows*, const Run*, const TiesCall*);
 extern "C" void sylvie_aggregate_edges(const Rows*, const Run*, const EdgeCall*);
 extern "C" void sylvie_aggregate_softmax(const Rows*, const Run*, const SoftmaxCall*);
 extern "C" void sylvie_aggregate_attention(const Rows*, const Run*, const AttentionCall*);
+extern "C" void sylvie_aggregate_sources(const Rows*, const Run*, const SourcesCall*);
 extern "C" void sylvie_aggregate_scores(const Rows*, const Run*, const ScoresCall*);
 extern "C" int32_t sylvie_aggregate_isa(); // the best instruction set of this machine
 

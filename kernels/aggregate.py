@@ -17,8 +17,9 @@ from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels import aggregate_autograd as autograd
 from sylvie_fx.kernels.aggregate_backend import as_computed
 from sylvie_fx.kernels.aggregate_layout import EdgeLayout
+from sylvie_fx.kernels.dropout import Drop
 
-__all__ = ["EdgeLayout", "Reduce", "attention", "sddmm", "segment_reduce", "segment_softmax", "spmm"]
+__all__ = ["Drop", "EdgeLayout", "Reduce", "attention", "sddmm", "segment_reduce", "segment_softmax", "spmm"]
 
 Reduce = Literal["sum", "mean", "max", "min"]
 EdgeOp = Literal["add", "sub", "mul", "dot"]
@@ -121,12 +122,12 @@ def attention(
     source_score: Tensor,
     target_score: Tensor,
     negative_slope: float = 0.2,
-    keep: Tensor | None = None,
+    drop: Drop | None = None,
 ) -> Tensor:
     """Graph attention in one sweep: neighbours weighed by the softmax of leaky-ReLU scores.
 
     The weight of an edge is the softmax over the destination's edges of
-    ``leaky_relu(source_score[src] + target_score[dst])``, times ``keep``.
+    ``leaky_relu(source_score[src] + target_score[dst])``.
 
     Args:
         layout: The graph.
@@ -134,7 +135,7 @@ def attention(
         source_score: ``[n_src, H]``.
         target_score: ``[n_dst, H]``.
         negative_slope: Of the leaky ReLU.
-        keep: ``[edges, H]``, a mask or scale (attention dropout); it gets no gradient.
+        drop: Dropout of the weights, with a key for each edge. Its mask is drawn where a weight is made.
 
     Returns:
         ``[n_dst, H, D]``; zero for destinations without edges.
@@ -146,17 +147,15 @@ def attention(
         raise KernelError(f"x is {tuple(x.shape)}, not [sources, heads, values]")
     dtype = checked("x", x, layout.n_src, layout)
     operands = {"source_score": (source_score, layout.n_src), "target_score": (target_score, layout.n_dst)}
-    if keep is not None:
-        keep = keep.detach().to(x.dtype)
-        operands["keep"] = (keep, layout.edges)
     for name, (operand, rows) in operands.items():
         dtype = torch.promote_types(dtype, checked(name, operand, rows, layout))
         if operand.shape != (rows, x.shape[1]):
             raise KernelError(f"{name} is {tuple(operand.shape)}, not {(rows, x.shape[1])} as the heads of x ask")
     computed = as_computed(dtype)
-    keep = None if keep is None else keep.to(computed)
+    if drop is not None and drop.keys.shape != (layout.edges,):
+        raise KernelError(f"the keys of the dropout are {tuple(drop.keys.shape)}, not one for each edge")
     scores = source_score.to(computed), target_score.to(computed)
-    return autograd.attention(layout, x.to(computed), *scores, negative_slope, keep).to(dtype)
+    return autograd.attention(layout, x.to(computed), *scores, negative_slope, drop).to(dtype)
 
 
 def checked(name: str, value: Tensor, rows: int, layout: EdgeLayout) -> torch.dtype:

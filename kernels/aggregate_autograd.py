@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from sylvie_fx.kernels.aggregate_backend import backend_for
 from sylvie_fx.kernels.aggregate_layout import EdgeLayout
 from sylvie_fx.kernels.aggregate_reference import Combination
+from sylvie_fx.kernels.dropout import Drop
 
 
 def sum_rows(
@@ -55,10 +56,10 @@ def attention(
     source_score: Tensor,
     target_score: Tensor,
     negative_slope: float,
-    keep: Tensor | None,
+    drop: Drop | None,
 ) -> Tensor:
     """Differentiable :func:`~sylvie_fx.kernels.aggregate_reference.attention`, without the softmax."""
-    return _Attention.apply(layout, x, source_score, target_score, negative_slope, keep)
+    return _Attention.apply(layout, x, source_score, target_score, negative_slope, drop)
 
 
 class _SumRows(Function):
@@ -183,29 +184,21 @@ class _Attention(Function):
         source_score: Tensor,
         target_score: Tensor,
         negative_slope: float,
-        keep: Tensor | None,
+        drop: Drop | None,
     ) -> Tensor:
         rows = layout.by_destination
-        operands = (x, source_score, target_score, negative_slope, keep)
-        out, alpha = backend_for(rows, x).attention(rows, *operands)
-        ctx.layout, ctx.negative_slope = layout, negative_slope
-        ctx.save_for_backward(x, source_score, target_score, keep, alpha)
+        out, alpha = backend_for(rows, x).attention(rows, x, source_score, target_score, negative_slope, drop)
+        ctx.layout, ctx.negative_slope, ctx.drop = layout, negative_slope, drop
+        ctx.save_for_backward(x, source_score, target_score, alpha)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, source_score, target_score, keep, alpha = ctx.saved_tensors
-        layout, of_x, of_source, of_target = ctx.layout, None, None, None
-        rows, back = layout.by_destination, layout.by_source
-        if ctx.needs_input_grad[1]:
-            # The product lives no longer than the sum that it is for.
-            of_x = backend_for(back, x).sum_rows(back, gradient, alpha if keep is None else alpha * keep, None)
-        if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
-            of_edges, of_target = backend_for(rows, x).attention_gradient(
-                rows, x, source_score, target_score, ctx.negative_slope, keep, alpha, gradient
-            )
-            if ctx.needs_input_grad[2]:
-                to_source = layout.outgoing.by_destination
-                of_source = backend_for(to_source, x).sum_rows(to_source, of_edges.unsqueeze(1), None, None).squeeze(1)
+        x, source_score, target_score, alpha = ctx.saved_tensors
+        rows, back, places = ctx.layout.by_destination, ctx.layout.by_source, ctx.layout.sorted_by_destination
+        values, of_target = backend_for(rows, x).attention_gradient(
+            rows, x, source_score, target_score, ctx.negative_slope, ctx.drop, alpha, gradient
+        )
+        of_x, of_source = backend_for(back, x).attention_sources(back, places, values, gradient)
         return None, of_x, of_source, of_target, None, None

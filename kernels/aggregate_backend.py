@@ -10,6 +10,7 @@ from torch import Tensor
 from sylvie_fx.kernels import aggregate_cpu, aggregate_library, aggregate_reference
 from sylvie_fx.kernels.aggregate_layout import Rows
 from sylvie_fx.kernels.aggregate_reference import Combination
+from sylvie_fx.kernels.dropout import Drop
 
 
 class Backend(Protocol):
@@ -66,7 +67,7 @@ class Backend(Protocol):
         source_score: Tensor,
         target_score: Tensor,
         negative_slope: float,
-        keep: Tensor | None,
+        drop: Drop | None,
     ) -> tuple[Tensor, Tensor]:
         """Softmax-weighted sums of neighbours, and the softmax."""
 
@@ -77,11 +78,16 @@ class Backend(Protocol):
         source_score: Tensor,
         target_score: Tensor,
         negative_slope: float,
-        keep: Tensor | None,
+        drop: Drop | None,
         alpha: Tensor,
         gradient: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The gradients of the scores through ``attention``."""
+        """What stands at edges to be summed by source, and the gradient of the destinations' scores."""
+
+    def attention_sources(
+        self, rows: Rows, places: Tensor | None, edge_values: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of ``x`` and of the sources' scores through ``attention``."""
 
     def scores(self, rows: Rows, x: Tensor, own: Tensor, vector: Tensor, negative_slope: float) -> Tensor:
         """Products of a vector with the leaky ReLU of the sum of an edge's two ends."""

@@ -17,12 +17,14 @@ from sylvie_fx.kernels.aggregate_library import (
     ExtremeCall,
     ScoresCall,
     SoftmaxCall,
+    SourcesCall,
     SumCall,
     TiesCall,
     launch,
     pointer,
 )
 from sylvie_fx.kernels.aggregate_reference import Combination
+from sylvie_fx.kernels.dropout import Drop
 
 _OPERATIONS = {"add": 0, "sub": 1, "mul": 2, "dot": 3, "tie_dot": 4}
 
@@ -190,20 +192,14 @@ def attention(
     source_score: Tensor,
     target_score: Tensor,
     negative_slope: float,
-    keep: Tensor | None,
+    drop: Drop | None,
     *,
     isa: int = BEST_ISA,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`sylvie_fx.kernels.aggregate_reference.attention`."""
     x, heads, dim = x.contiguous(), x.shape[1], x.shape[2]
-    source_score, target_score = source_score.contiguous(), target_score.contiguous()
-    keep = None if keep is None else keep.contiguous()
     out, alpha = x.new_empty(rows.rows, heads, dim), x.new_empty(rows.edges, heads)
-    call = AttentionCall(
-        x.data_ptr(), source_score.data_ptr(), target_score.data_ptr(), pointer(keep), out.data_ptr(),
-        alpha.data_ptr(), None, None, None, heads, dim, negative_slope, False, 0,
-    )  # fmt: skip
-    launch("attention", rows, call, x.dtype, isa, rows.edge_ids)
+    _attend(rows, x, source_score, target_score, negative_slope, drop, alpha, isa, out=out)
     return out, alpha
 
 
@@ -213,24 +209,52 @@ def attention_gradient(
     source_score: Tensor,
     target_score: Tensor,
     negative_slope: float,
-    keep: Tensor | None,
+    drop: Drop | None,
     alpha: Tensor,
     gradient: Tensor,
     *,
     isa: int = BEST_ISA,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`sylvie_fx.kernels.aggregate_reference.attention_gradient`."""
-    x, heads, dim = x.contiguous(), x.shape[1], x.shape[2]
+    x, gradient, heads = x.contiguous(), gradient.contiguous(), x.shape[1]
+    values, of_target = x.new_empty(rows.edges, 2, heads), x.new_empty(rows.rows, heads)
+    results = {"gradient": gradient, "edge_values": values, "target_gradient": of_target}
+    _attend(
+        rows, x, source_score, target_score, negative_slope, drop, alpha.contiguous(), isa, backward=True, **results
+    )
+    return values, of_target
+
+
+def _attend(
+    rows: Rows, x: Tensor, source_score: Tensor, target_score: Tensor, negative_slope: float, drop: Drop | None,
+    alpha: Tensor, isa: int, backward: bool = False, **others: Tensor,
+) -> None:  # fmt: skip
     source_score, target_score = source_score.contiguous(), target_score.contiguous()
-    alpha, gradient = alpha.contiguous(), gradient.contiguous()
-    keep = None if keep is None else keep.contiguous()
-    of_edges, of_target = torch.empty_like(alpha), x.new_empty(rows.rows, heads)
+    keys = ids = None
+    if drop is not None:
+        keys, ids = rows.sorted_values(drop.keys)
+        keys = keys.contiguous()
     call = AttentionCall(
-        x.data_ptr(), source_score.data_ptr(), target_score.data_ptr(), pointer(keep), None, alpha.data_ptr(),
-        gradient.data_ptr(), of_edges.data_ptr(), of_target.data_ptr(), heads, dim, negative_slope, True, 0,
+        x=x.data_ptr(), source_score=source_score.data_ptr(), target_score=target_score.data_ptr(), keys=pointer(keys),
+        alpha=alpha.data_ptr(), heads=x.shape[1], dim=x.shape[2], negative_slope=negative_slope, backward=backward,
+        **{name: tensor.data_ptr() for name, tensor in others.items()},
     )  # fmt: skip
-    launch("attention", rows, call, x.dtype, isa, rows.edge_ids)
-    return of_edges, of_target
+    if drop is not None:
+        call.scale, call.threshold, call.key = drop.scale, drop.threshold, drop.key & 0xFFFFFFFFFFFFFFFF
+    launch("attention", rows, call, x.dtype, isa, ids)
+
+
+def attention_sources(
+    rows: Rows, places: Tensor | None, edge_values: Tensor, gradient: Tensor, *, isa: int = BEST_ISA
+) -> tuple[Tensor, Tensor]:
+    """As :func:`sylvie_fx.kernels.aggregate_reference.attention_sources`."""
+    gradient, edge_values, (heads, dim) = gradient.contiguous(), edge_values.contiguous(), gradient.shape[1:]
+    out, of_source = gradient.new_empty(rows.rows, heads, dim), gradient.new_empty(rows.rows, heads)
+    call = SourcesCall(
+        gradient.data_ptr(), edge_values.data_ptr(), out.data_ptr(), of_source.data_ptr(), heads, dim
+    )  # fmt: skip
+    launch("sources", rows, call, gradient.dtype, isa, places)
+    return out, of_source
 
 
 def scores(rows: Rows, x: Tensor, own: Tensor, vector: Tensor, negative_slope: float, *, isa: int = BEST_ISA) -> Tensor:

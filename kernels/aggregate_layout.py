@@ -200,6 +200,16 @@ class EdgeLayout:
         """Edges as the sources: aggregating over it reduces edge values into the edges' own sources."""
         return _incidence(self.by_source)
 
+    @functools.cached_property
+    def sorted_by_destination(self) -> Tensor | None:
+        """Where each edge of ``by_source``, in its sorted order, stands in that of ``by_destination``; None for at once."""
+        to, back = self.by_destination.edge_ids, self.by_source.edge_ids
+        if to is None:
+            return back
+        places = torch.empty_like(to)
+        places[to.long()] = torch.arange(len(to), dtype=to.dtype, device=to.device)
+        return places if back is None else places[back.long()]
+
     def prepare(self, backward: bool = True) -> EdgeLayout:
         """Sort now instead of at the first use; the transpose as well where ``backward``. Returns itself."""
         for rows in (self.by_destination, self.by_source) if backward else (self.by_destination,):

@@ -73,13 +73,22 @@ class SoftmaxCall(ctypes.Structure):
 
 
 class AttentionCall(ctypes.Structure):
-    """Softmax-weighted sums with scores of both ends, or their gradient."""
+    """Softmax-weighted sums with scores of both ends, or their gradient by destination."""
 
     _fields_ = (
-        ("x", _Pointer), ("source_score", _Pointer), ("target_score", _Pointer), ("keep", _Pointer), ("out", _Pointer),
-        ("alpha", _Pointer), ("gradient", _Pointer), ("edge_gradient", _Pointer), ("target_gradient", _Pointer),
-        ("heads", _Size), ("dim", _Size), ("negative_slope", ctypes.c_double),
-        ("backward", _Int), ("reserved", _Int),
+        ("x", _Pointer), ("source_score", _Pointer), ("target_score", _Pointer), ("keys", _Pointer), ("out", _Pointer),
+        ("alpha", _Pointer), ("gradient", _Pointer), ("edge_values", _Pointer), ("target_gradient", _Pointer),
+        ("heads", _Size), ("dim", _Size), ("negative_slope", ctypes.c_double), ("scale", ctypes.c_double),
+        ("key", ctypes.c_uint64), ("threshold", ctypes.c_uint32), ("backward", _Int),
+    )  # fmt: skip
+
+
+class SourcesCall(ctypes.Structure):
+    """The gradient of attention by source."""
+
+    _fields_ = (
+        ("gradient", _Pointer), ("edge_values", _Pointer), ("out", _Pointer), ("source_gradient", _Pointer),
+        ("heads", _Size), ("dim", _Size),
     )  # fmt: skip
 
 
@@ -123,9 +132,10 @@ def _checked(loaded: ctypes.CDLL, path: Path) -> ctypes.CDLL:
         EdgeCall,
         SoftmaxCall,
         AttentionCall,
+        SourcesCall,
         ScoresCall,
     ):
-        known = known * 113 + ctypes.sizeof(structure)
+        known = (known * 113 + ctypes.sizeof(structure)) % (1 << 31)
     if hasattr(loaded, "sylvie_aggregate_sizes"):
         loaded.sylvie_aggregate_sizes.restype = ctypes.c_int64
         if loaded.sylvie_aggregate_sizes() == known:

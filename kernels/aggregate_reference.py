@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sylvie_fx.kernels.aggregate_layout import Rows
+from sylvie_fx.kernels.dropout import Drop
 
 Combination = Literal["add", "sub", "mul"]
 
@@ -159,7 +160,7 @@ def _raw_scores(rows: Rows, source_score: Tensor, target_score: Tensor) -> Tenso
 
 
 def attention(
-    rows: Rows, x: Tensor, source_score: Tensor, target_score: Tensor, negative_slope: float, keep: Tensor | None
+    rows: Rows, x: Tensor, source_score: Tensor, target_score: Tensor, negative_slope: float, drop: Drop | None
 ) -> tuple[Tensor, Tensor]:
     """Softmax-weighted sums of neighbours.
 
@@ -169,14 +170,19 @@ def attention(
         source_score: ``[columns, H]``.
         target_score: ``[rows, H]``.
         negative_slope: Of the leaky ReLU on the sum of the two.
-        keep: ``[edges, H]``, multiplies the softmax, or None.
+        drop: Dropout of the softmax, with a key for each edge; or None.
 
     Returns:
-        The sums ``[rows, H, D]``, and the softmax ``[edges, H]`` without ``keep``.
+        The sums ``[rows, H, D]``, and the softmax ``[edges, H]`` in the sorted order of the edges, negative where dropped.
     """
     scores = torch.nn.functional.leaky_relu(_raw_scores(rows, source_score, target_score), negative_slope)
-    alpha = softmax_edges(rows, scores)
-    return sum_rows(rows, x, alpha if keep is None else alpha * keep, None), alpha
+    alpha, kept = softmax_edges(rows, scores), None
+    weight = alpha
+    if drop is not None:
+        kept = drop.mask(alpha.shape[1])
+        weight = alpha * kept.to(alpha.dtype).mul_(drop.scale)
+        alpha = torch.where(kept, alpha, -alpha)
+    return sum_rows(rows, x, weight, None), alpha if rows.edge_ids is None else alpha[rows.edge_ids]
 
 
 def attention_gradient(
@@ -185,16 +191,48 @@ def attention_gradient(
     source_score: Tensor,
     target_score: Tensor,
     negative_slope: float,
-    keep: Tensor | None,
+    drop: Drop | None,
     alpha: Tensor,
     gradient: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the sum of scores ``[edges, H]`` and of ``target_score`` through :func:`attention`."""
-    of_alpha = dot_edges(rows, x, gradient)
-    of_scores = softmax_gradient(rows, alpha, of_alpha if keep is None else of_alpha * keep)
+    """What :func:`attention` leaves to be summed by source, and the gradient of ``target_score``.
+
+    Args:
+        alpha: ``[edges, H]`` as it was returned.
+        gradient: ``[rows, H, D]`` of the sums; the others as for :func:`attention`.
+
+    Returns:
+        ``[edges, 2, H]`` in sorted order: each edge's weight, and the gradient of its raw score; and ``[rows, H]``.
+    """
+    ids = rows.edge_ids
+    signed = alpha if ids is None else torch.empty_like(alpha).index_copy_(0, ids.long(), alpha)
+    softmax, factor = signed.abs(), torch.ones((), dtype=alpha.dtype, device=alpha.device)
+    if drop is not None:
+        factor = signed.signbit().logical_not_().to(alpha.dtype).mul_(drop.scale)
+    of_scores = softmax_gradient(rows, softmax, dot_edges(rows, x, gradient) * factor)
     positive = _raw_scores(rows, source_score, target_score) > 0
     of_raw = torch.where(positive, of_scores, of_scores * negative_slope)
-    return of_raw, torch.zeros_like(target_score).index_add_(0, rows.row_index, of_raw)
+    values = torch.stack((softmax * factor, of_raw), dim=1)
+    of_target = torch.zeros_like(target_score).index_add_(0, rows.row_index, of_raw)
+    return values if ids is None else values[ids], of_target
+
+
+def attention_sources(
+    rows: Rows, places: Tensor | None, edge_values: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of ``x`` ``[rows, H, D]`` and ``source_score`` ``[rows, H]`` through :func:`attention`.
+
+    Args:
+        rows: The transpose of the rows that :func:`attention` was computed with.
+        places: int ``[edges]``, where each of its edges, in its own sorted order, stands in that of the others; None: at once.
+        edge_values: ``[edges, 2, H]`` from :func:`attention_gradient`.
+        gradient: ``[columns, H, D]`` of the sums.
+    """
+    found = edge_values if places is None else edge_values[places]
+    ids = rows.edge_ids
+    values = found if ids is None else torch.empty_like(found).index_copy_(0, ids.long(), found)
+    of_source = values.new_zeros(rows.rows, values.shape[2]).index_add_(0, rows.row_index, values[:, 1])
+    return sum_rows(rows, gradient, values[:, 0], None), of_source
 
 
 _PIECE = 1 << 16  # values of edges that are in the making at once

@@ -1,5 +1,7 @@
 // Dropout whose mask is a function of (key, global row, column), in one sweep; sylvie_fx/ir/ops.py, keep_mask,
 // specifies which entries stay. The compiler's own vectors serve: an entry is two 32-bit products and some shifts.
+#include "keyed_mask.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <thread>
@@ -26,30 +28,18 @@ struct DropoutCall {
 
 namespace {
 
-constexpr uint32_t GOLDEN = 0x9E3779B9u;
-
-inline uint32_t mix(uint32_t h) { // the murmur3 finaliser
-    h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
-    h = (h ^ (h >> 13)) * 0xC2B2AE35u;
-    return h ^ (h >> 16);
-}
-
 constexpr int64_t BLOCK = 1024; // entries in work at once, whose numbers stay in the cache
 
 // Numbers of rows before their columns are mixed in.
 SYLVIE_CLONES void number_rows(const int64_t* keys, int64_t rows, uint64_t key, uint32_t* numbers) {
-    for (int64_t r = 0; r < rows; ++r) {
-        const uint64_t id = uint64_t(keys[r]);
-        const uint32_t row = mix(uint32_t(id) ^ (uint32_t(id >> 32) * GOLDEN) ^ uint32_t(key));
-        numbers[r] = mix(row ^ uint32_t(key >> 32));
-    }
+    for (int64_t r = 0; r < rows; ++r) numbers[r] = row_number(keys[r], key);
 }
 
 // One row.
 template <class T>
 inline void drop(const T* x, T* out, uint32_t row, int64_t columns, uint32_t threshold, T scale) {
     for (int64_t c = 0; c < columns; ++c)
-        out[c] = x[c] * (mix(row ^ (uint32_t(c) * GOLDEN)) >= threshold ? scale : T(0));
+        out[c] = x[c] * (mix(entry_number(row, uint32_t(c))) >= threshold ? scale : T(0));
 }
 
 // Entries whose numbers are at hand but for the last mixing: narrow rows, several in one vector.
@@ -92,7 +82,7 @@ template <class T> void drop_rows(const DropoutCall& call, int64_t from, int64_t
         }
         uint32_t* entry = entries;
         for (int64_t r = 0; r < count; ++r)
-            for (uint32_t c = 0; c < uint32_t(columns); ++c) *entry++ = rows[r] ^ (c * GOLDEN);
+            for (uint32_t c = 0; c < uint32_t(columns); ++c) *entry++ = entry_number(rows[r], c);
         narrow(x + begin * columns, out + begin * columns, entries, count * columns, call.threshold, scale);
     }
 }

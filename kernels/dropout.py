@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,35 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sylvie_fx.ir import ops
+
+
+@dataclass(frozen=True, eq=False)
+class Drop:
+    """A dropout that an operator draws itself.
+
+    Attributes:
+        keys: int64 ``[rows]``, global row indices.
+        p: Probability of dropping an entry, below 1.
+        key: As for :func:`keyed_dropout`.
+    """
+
+    keys: Tensor
+    p: float
+    key: int
+
+    @property
+    def scale(self) -> float:
+        """The factor of what stays."""
+        return 1.0 / (1.0 - self.p)
+
+    @property
+    def threshold(self) -> int:
+        """Entries whose number is below go; see :func:`sylvie_fx.ir.ops.keep_mask`."""
+        return min(round(self.p * 4294967296.0), 0xFFFFFFFF)
+
+    def mask(self, columns: int) -> Tensor:
+        """bool ``[rows, columns]``: which entries stay."""
+        return ops.keep_mask(self.keys, columns, self.p, self.key)
 
 
 class _Call(ctypes.Structure):
@@ -59,11 +89,10 @@ class _Dropout(Function):
         ctx.keys, ctx.p, ctx.key = keys, p, key
         x, keys = x.contiguous(), keys.contiguous()
         out = torch.empty_like(x)
-        columns = x.numel() // max(len(x), 1)
-        threshold = min(round(p * 4294967296.0), 0xFFFFFFFF)
+        columns, drop = x.numel() // max(len(x), 1), Drop(keys, p, key)
         call = _Call(
-            x.data_ptr(), out.data_ptr(), keys.data_ptr(), len(x), columns, key & 0xFFFFFFFFFFFFFFFF, 1.0 / (1.0 - p),
-            threshold, x.dtype == torch.float64, torch.get_num_threads(), 0,
+            x.data_ptr(), out.data_ptr(), keys.data_ptr(), len(x), columns, key & 0xFFFFFFFFFFFFFFFF, drop.scale,
+            drop.threshold, x.dtype == torch.float64, torch.get_num_threads(), 0,
         )  # fmt: skip
         loaded = library()
         assert loaded is not None

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from sylvie_fx.ir import ops
 from sylvie_fx.kernels import aggregate
-from sylvie_fx.kernels.aggregate import EdgeLayout
+from sylvie_fx.kernels.aggregate import Drop, EdgeLayout
 from sylvie_fx.kernels.aggregate_split import SplitLayout, spmm_halo, spmm_inner
 from sylvie_fx.kernels.edge_scores import edge_scores
 
@@ -99,13 +99,15 @@ class Aggregations:
         dst: Tensor,
         source_score: Tensor,
         target_score: Tensor,
-        keep: Tensor | None,
+        keep: Drop | Tensor | None,
         rows: int,
         negative_slope: float,
     ) -> Tensor:
+        if isinstance(keep, Tensor):
+            operands = (x, src, dst, source_score, target_score, keep, rows, negative_slope)
+            return ops.attention(*operands)  # type: ignore[no-any-return]
         heads = math.prod(source_score.shape[1:])  # one without a dimension of heads
         source, target = (score.reshape(len(score), heads) for score in (source_score, target_score))
-        keep = None if keep is None else keep.reshape(len(dst), heads)
         tall = x.reshape(len(x), heads, math.prod(x.shape[1:]) // heads)
         layout = self._layout(src, dst, len(x), rows)
         return aggregate.attention(layout, tall, source, target, negative_slope, keep).view(rows, *x.shape[1:])
@@ -122,6 +124,19 @@ class Aggregations:
             own = None if src is None else self._own_rows.get(src.data_ptr())
             found = self._layouts[key] = EdgeLayout(sources, dst, n_src, n_dst, own, constant=self._constant)
         return found
+
+
+def drawn_inside(graph: fx.Graph) -> set[fx.Node]:
+    """Masks of ones that attention alone reads, which it draws itself, and those ones: neither is made."""
+    masks: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.target is not ops.node_dropout or node.args[1] is None or not float(node.args[2]) < 1.0:
+            continue
+        ones, readers = node.args[0], list(node.users)
+        alone = isinstance(ones, fx.Node) and ones.target is torch.ops.aten.full.default and ones.args[1] == 1
+        if alone and readers and all(n.target is ops.attention and n.args[5] is node for n in readers):
+            masks |= {node, *([ones] if len(ones.users) == 1 else [])}
+    return masks
 
 
 # Functions, as the machine's: what refers to itself is kept until a collection.

@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from sylvie_fx.ir import ops
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
-from sylvie_fx.kernels.dropout import keyed_dropout
+from sylvie_fx.kernels.dropout import Drop, keyed_dropout
 from sylvie_fx.runtime.adaptor import Adaptor
-from sylvie_fx.runtime.aggregation import Aggregations
+from sylvie_fx.runtime.aggregation import Aggregations, drawn_inside
 from sylvie_fx.runtime.bind import Bound
 from sylvie_fx.runtime.coded_exchange import CodedHaloExchange, CodedHaloReduce
 from sylvie_fx.runtime.crossing import HaloStart, HaloWait
@@ -90,7 +90,9 @@ class Machine:
             bound.values[name].data_ptr(): bound.plans[known.slot].own
             for name, known in program.localized.items()
             if known.slot is not None
-        }, [bound.values[name].data_ptr() for name in program.localized if isinstance(bound.values[name], Tensor)])  # fmt: skip
+        }, [bound.values[name].data_ptr() for name in (*program.localized, *program.row_ids)
+            if isinstance(bound.values[name], Tensor)])  # fmt: skip
+        self._masks = drawn_inside(program.graph)
         self._values = KeptValues(program.graph, options.recompute)
         self._draw, self._pass = 0, -1  # numbers of the draw and of the pass under way
 
@@ -172,6 +174,11 @@ class Machine:
     def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if node.target in self.aggregations.targets:
             return self.aggregations.run(node, args)
+        if node in self._masks:
+            if node.target is not ops.node_dropout:
+                return None
+            _, keys, p, site = args[:4]
+            return Drop(keys, p, dropout_key(self.seed, self._draw, site))
         target: Any = node.target
         ours = _CALLS.get(target)
         return target(*args, **kwargs) if ours is None else ours(self, *args, **kwargs)

@@ -29,6 +29,7 @@ from sylvie_fx.passes.pipeline import default_passes
 from sylvie_fx.profile import Profile
 from sylvie_fx.report.explain import explain
 from sylvie_fx.runtime.metered import MeteredTransport
+from sylvie_fx.runtime.pages import keep_pages
 from sylvie_fx.runtime.process_group import default_transport
 from sylvie_fx.runtime.transport import Transport
 from sylvie_fx.sharding import frontends, shard
@@ -86,6 +87,7 @@ class DistributedModule(nn.Module):
         debug: DebugOptions | None = None,
     ) -> None:
         super().__init__()
+        keep_pages()
         options.check_modules({path for path, _ in model.named_modules(remove_duplicate=False)})
         self.module = model
         self.training = model.training

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels import aggregate, aggregate_layout, aggregate_library
-from sylvie_fx.kernels.aggregate import EdgeLayout, attention, sddmm, segment_reduce, segment_softmax, spmm
+from sylvie_fx.kernels.aggregate import Drop, EdgeLayout, attention, sddmm, segment_reduce, segment_softmax, spmm
 
 
 @pytest.fixture(params=["compiled", "reference"], autouse=True)
@@ -160,14 +160,16 @@ def test_attention(heads: int, dropout: bool, layout: EdgeLayout, dim: int) -> N
         values(layout.n_src, heads),
         values(layout.n_dst, heads, seed=2),
     )
-    keep = (values(layout.edges, heads).detach() > 0).double() * 2 if dropout else None
+    drop = Drop(torch.arange(layout.edges) * 3 + (1 << 40), 0.4, -7) if dropout else None
 
     def plain() -> Tensor:
         scores = torch.nn.functional.leaky_relu(source[layout.src] + target[layout.dst], 0.1)
         alpha = plain_softmax(layout, scores)
-        return scatter(layout, x[layout.src] * (alpha if keep is None else alpha * keep).unsqueeze(2), "sum")
+        if drop is not None:
+            alpha = alpha * drop.mask(heads) * drop.scale
+        return scatter(layout, x[layout.src] * alpha.unsqueeze(2), "sum")
 
-    assert_same(lambda: attention(layout, x, source, target, 0.1, keep), plain, x, source, target)
+    assert_same(lambda: attention(layout, x, source, target, 0.1, drop), plain, x, source, target)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max"])

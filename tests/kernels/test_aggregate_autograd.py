@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from sylvie_fx.kernels.aggregate import EdgeLayout, attention, sddmm, segment_reduce, segment_softmax, spmm
+from sylvie_fx.kernels.aggregate import Drop, EdgeLayout, attention, sddmm, segment_reduce, segment_softmax, spmm
 
 SRC, DST = torch.tensor([0, 1, 1, 4, 2, 0, 3, 3, 1]), torch.tensor([2, 0, 0, 2, 1, 2, 3, 0, 2])
 LAYOUT = EdgeLayout(SRC, DST, 5, 5)
@@ -36,7 +36,7 @@ ONCE: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "min": (lambda x, w: spmm(LAYOUT, x, w, "min"), (leaf(5, 2, 3), leaf(9, 2))),
     "softmax": (lambda e: segment_softmax(LAYOUT, e), (leaf(9, 3),)),
     "attention": (
-        lambda x, s, t: attention(LAYOUT, x, s, t, 0.2, torch.linspace(0.5, 2, 18).view(9, 2)),
+        lambda x, s, t: attention(LAYOUT, x, s, t, 0.2, Drop(torch.arange(9), 0.3, 1)),
         (leaf(5, 2, 3), leaf(5, 2), leaf(5, 2, seed=1)),
     ),
 }

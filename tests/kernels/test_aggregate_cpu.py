@@ -14,7 +14,7 @@ from sylvie_fx.ir.errors import KernelError
 from sylvie_fx.kernels import aggregate_cpu as cpu
 from sylvie_fx.kernels import aggregate_library
 from sylvie_fx.kernels import aggregate_reference as reference
-from sylvie_fx.kernels.aggregate import EdgeLayout, attention, segment_softmax, spmm
+from sylvie_fx.kernels.aggregate import Drop, EdgeLayout, attention, segment_softmax, spmm
 from sylvie_fx.kernels.aggregate_backend import backend_for, kernel_name
 
 compiled = pytest.mark.usefixtures("compiled_kernels")
@@ -62,7 +62,7 @@ def test_agrees_with_the_reference(heads: int, dim: int, order: str, dtype: torc
     near = {"rtol": 3e-5, "atol": 3e-5} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
     x, v, share = values(50, heads, dim), values(40, heads, dim), values(40, heads, dim)
     weight, source, target = values(400, heads), values(50, heads), values(40, heads)
-    coarse, some = x.round(), (weight > 0).to(dtype) * 2
+    coarse = x.round()
     for w in (None, weight):
         for mean in (False, True):
             divisors = rows.degrees if mean else None
@@ -93,13 +93,16 @@ def test_agrees_with_the_reference(heads: int, dim: int, order: str, dtype: torc
     torch.testing.assert_close(
         cpu.softmax_gradient(rows, y, weight, isa=isa), reference.softmax_gradient(rows, y, weight), **near
     )
-    for keep in (None, some):
-        operands = (rows, x, source, target, 0.2, keep)
+    for drop in (None, Drop(torch.arange(400) + (1 << 33), 0.5, 1 << 63)):
+        operands = (rows, x, source, target, 0.2, drop)
         for own, other in zip(cpu.attention(*operands, isa=isa), reference.attention(*operands), strict=True):
             torch.testing.assert_close(own, other, **near)
         operands += (reference.attention(*operands)[1], share)
         both = cpu.attention_gradient(*operands, isa=isa), reference.attention_gradient(*operands)
         for own, other in zip(*both, strict=True):
+            torch.testing.assert_close(own, other, **near)
+        sums = (back, layout.sorted_by_destination, both[1][0], share)
+        for own, other in zip(cpu.attention_sources(*sums, isa=isa), reference.attention_sources(*sums), strict=True):
             torch.testing.assert_close(own, other, **near)
 
 

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, fx
 
 from sylvie_fx.ir import ops
-from sylvie_fx.runtime.aggregation import Aggregations
+from sylvie_fx.kernels.dropout import Drop
+from sylvie_fx.runtime.aggregation import Aggregations, drawn_inside
 
 NODES, EDGES = 9, 40
 
@@ -59,6 +60,31 @@ def test_kernels_compute_what_the_operators_define(name: str) -> None:
         torch.autograd.grad(found, leaves, gradient), torch.autograd.grad(expected, leaves, gradient), strict=True
     ):
         torch.testing.assert_close(one, other)
+
+
+def test_attention_draws_a_mask_that_nothing_else_reads() -> None:
+    x, src, dst, source, target, _, rows, slope = CALLS["attention"][1]
+    drop = Drop(torch.arange(EDGES) + 5, 0.5, 3)
+    mask = drop.mask(2).to(x.dtype).mul_(2).unsqueeze(2)
+    args = (x, src, dst, source, target, drop, rows, slope)
+    found = Aggregations().run(fx.Graph().call_function(ops.attention, args), args)
+    torch.testing.assert_close(found, ops.attention(x, src, dst, source, target, mask, rows, slope))
+
+
+def test_only_masks_of_ones_are_drawn_inside() -> None:
+    def masks(second_reader: bool, p: float) -> list[str]:
+        graph = fx.Graph()
+        x, src, dst, s, t, keys = (graph.placeholder(n) for n in ("x", "src", "dst", "s", "t", "keys"))
+        ones = graph.call_function(torch.ops.aten.full.default, ([EDGES, 2], 1))
+        mask = graph.call_function(ops.node_dropout, (ones, keys, p, 0, 0))
+        graph.call_function(ops.attention, (x, src, dst, s, t, mask, NODES, 0.2))
+        other = graph.call_function(ops.node_dropout, (s, keys, p, 1, 0))
+        graph.output((mask, other) if second_reader else other)
+        return sorted(n.name for n in drawn_inside(graph))
+
+    assert masks(False, 0.5) == ["full_default", "node_dropout_default"]
+    assert masks(True, 0.5) == []
+    assert masks(False, 1.0) == []
 
 
 def test_integers_take_the_operator_itself() -> None:

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource
+import torch
+from sylvie_fx.runtime.pages import keep_pages
+
+def step():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [torch.ones(1 << 20) for _ in range(16)]
+    del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+done = keep_pages()
+step(), step()
+print(done, step() + step())
+"""
+
+
+def _run(**environment: str) -> tuple[bool, int]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
+    found = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=clean | environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    done, faults = found.stdout.split()
+    return done == "True", int(faults)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc alone has the setting")
+def test_a_step_finds_the_pages_of_the_one_before() -> None:
+    done, faults = _run()
+    pages = 2 * 16 * (4 << 20) // os.sysconf("SC_PAGESIZE")
+    assert done
+    assert faults < pages / 100
+
+
+def test_what_the_environment_says_counts() -> None:
+    assert _run(MALLOC_TRIM_THRESHOLD_="100000")[0] is False
