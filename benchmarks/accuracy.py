@@ -165,12 +165,19 @@ def train(
 
 
 def row(results: Results, name: str, setting: Setting, model: str, where: str, code: str, seeds: int) -> None:
-    """Make the runs that one line of the table still misses; ``code`` is a width, a variant and a staleness, or "32"."""
+    """Make the runs that one line of the table still misses.
+
+    ``code`` is "32", or a width and a variant, which a staleness may follow, and "cold": without the steps of more bits at
+    the beginning.
+    """
     parts, partition = where.split()
     bits, *rest = code.split()
     options: dict[str, object] = {"bits": int(bits)}
     if rest:
         options |= {"variant": rest[0], "gradients": rest[0]}
+    if "cold" in rest:
+        rest.remove("cold")
+        options["warm_up"] = 1
     if rest[1:]:
         options["staleness"] = "auto" if rest[1] == "auto" else int(rest[1])
     cache = ProgramCache()
@@ -196,7 +203,7 @@ def main() -> None:
         "--codes",
         nargs="*",
         default=["1 shift"],
-        help="compared with float32: bits, what is coded, and staleness, as in '1 shift auto'",
+        help="compared with float32: bits, what is coded, staleness and cold, as in '1 shift auto'",
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)

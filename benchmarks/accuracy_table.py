@@ -17,7 +17,8 @@ Test accuracy at the best validation epoch and final training loss, mean and sta
 `python benchmarks/accuracy.py` from the runs in accuracy.csv. The difference is paired by seed, with its 95 % interval
 (Student's t). "Holds": the mean lies within 0.2 points below float32 or above it, or the interval holds zero; open with
 fewer than ten seeds. Runs are added as they are made: what is not in the table has not been run. Features of
-facebook_pages, coauthor_* and wordnet are projected to 256 at random, for both sides. Machine: 2 shared cores.
+facebook_pages, coauthor_* and wordnet are projected to 256 at random, for both sides. "Cold" is `warm_up=1`: no step at the
+beginning takes more than one bit but the first, as it was when these runs were made. Machine: 2 shared cores.
 
 | data | model | parts | code | seeds | float32 | coded | difference, 95% | holds | loss float32 | loss coded | s a run |
 | --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: |

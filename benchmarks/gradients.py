@@ -58,7 +58,7 @@ def fidelity(
         nets = []
         for given, cache in zip(({"bits": 32}, options), caches, strict=True):
             net = sylvie_fx.DistributedModule(
-                own, sylvie_fx.Options(seed=seed, **given), sylvie_fx.default_passes(), transport, cache
+                own, sylvie_fx.Options(seed=seed, warm_up=1, **given), sylvie_fx.default_passes(), transport, cache
             )
             nets.append((net, net.shard(graph.x, graph.edge_index, graph.y, graph.train_mask, partition=assignment)))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sylvie_fx.ir.coding import Coding
+from sylvie_fx.ir.coding import WARM, Coding
 from sylvie_fx.ir.errors import CommError
 from sylvie_fx.kernels.codec import decode_peers, encode_peers
 from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
@@ -154,6 +154,8 @@ class Channel:
             reference = self.sent if spec.variant is Variant.DIFFERENCE else None
             chosen = values.detach() if self.rows is None else values.detach().index_select(0, self.rows)
             self.measure = Measure.of(chosen, reference, self.coding.rounding)
+        if self._started < self.coding.warm_up:
+            spec = codec_spec(WARM, columns)
         stateful = spec.variant is not Variant.PLAIN
         if stateful and (self.sent is None or self.sent.shape[1] != columns):
             # The first message is exact: a reconstruction of zeros would take many steps to approach the rows.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sylvie_fx.ir import ops
+from sylvie_fx.ir.coding import WARM
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
 from sylvie_fx.kernels.dropout import Drop, keyed_dropout
@@ -114,6 +115,11 @@ class Machine:
         for site, (out, back) in self.codings.items():
             if self.program.codings[site].auto:
                 lines.append(f"site {site}: {out} / {back} at present")
+        warm = max((c.warm_up for e in self.program.codings.values() for c in (e.forward, e.backward)), default=0)
+        if warm > 1:
+            lines.append(
+                f"rows coded against a shift cross exactly in the first step, and at {WARM.bits} bits until step {warm}"
+            )
         return lines + self._turns.notes() + self._adaptor.notes()
 
     def run(

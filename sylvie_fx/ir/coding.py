@@ -20,11 +20,13 @@ class Coding:
             at one bit alone; a third of that variance) or ``nearest``.
         variant: ``plain``, ``difference`` to the last reconstruction, ``feedback`` of the last error, or difference to a
             ``shift`` that follows slowly and keeps random rounding unbiased.
+        warm_up: Transfers at the beginning that take ``WARM`` instead: parameters move fast then, and a shift is far behind.
     """
 
     bits: int = 32
     rounding: str = "stochastic"
     variant: str = "plain"
+    warm_up: int = 0
 
     def row_bytes(self, columns: int, itemsize: int = 4) -> float:
         """Bytes that a row of ``columns`` numbers takes on the wire."""
@@ -39,6 +41,7 @@ class Coding:
 
 
 EXACT = Coding()
+WARM = Coding(4, "dithered", "shift")
 
 
 @dataclass(frozen=True)

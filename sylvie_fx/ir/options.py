@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from sylvie_fx.ir.coding import EXACT, ROTATED_COLUMNS, ROW_HEADER_BYTES, Coding, ExchangeCoding
+from sylvie_fx.ir.coding import EXACT, ROTATED_COLUMNS, ROW_HEADER_BYTES, WARM, Coding, ExchangeCoding
 from sylvie_fx.ir.errors import OptionError
 from sylvie_fx.ir.pace import SYNCHRONOUS, Pace, Tier
 
@@ -55,7 +55,8 @@ class Options:
         smoothing: For ``stale="average"``: the weight of the past, from 0 to below 1. Studied in docs/staleness.md.
         drift: For ``staleness="auto"``: an exchange is stale only while its rows move by no more than this part of their
             norm in a step.
-        warm_up: Synchronous steps at the beginning; 3 or more for ``staleness="auto"``, which measures in them.
+        warm_up: Steps at the beginning in which nothing is old, and in which what is coded against a shift takes 4 bits at
+            least: parameters move fast then. 3 or more for ``staleness="auto"``, which measures in them.
         refresh_every: A synchronous step comes each time that so many steps have gone by (Sylvie's Bounded Staleness
             Adaptor with a fixed period); 0 for never.
         recompute: Compute what lies between aggregations, these included, again in the backward pass instead of keeping
@@ -224,22 +225,22 @@ class Options:
         if bits == 32:
             return EXACT
         if bits <= 8 and self.gradients == "shift":
-            return _shifted(bits, columns)
+            return self._shifted(bits, columns)
         return Coding(bits, "stochastic", "plain")
 
     def _forward(self, bits: int, columns: int = 0) -> Coding:
         if bits >= 16:
             return Coding(bits, "nearest") if bits == 16 else EXACT
         if self.variant == "shift":
-            return _shifted(bits, columns)
+            return self._shifted(bits, columns)
         # With a state at both ends, stochastic rounding at one bit diverges: its error is several times the signal.
         biased = bits == 1 and self.variant in ("difference", "feedback")
         # Elsewhere it keeps the ends of a row's range exactly, above all zeros; differences to a shift have none.
         return Coding(bits, "nearest" if biased else "stochastic", self.variant)
 
-
-def _shifted(bits: int, columns: int) -> Coding:
-    return Coding(bits, "rotated" if bits == 1 and columns in ROTATED_COLUMNS else "dithered", "shift")
+    def _shifted(self, bits: int, columns: int) -> Coding:
+        rounding = "rotated" if bits == 1 and columns in ROTATED_COLUMNS else "dithered"
+        return Coding(bits, rounding, "shift", self.warm_up if bits < WARM.bits else 0)
 
 
 def widened(bits: int, columns: int) -> int:

@@ -176,6 +176,29 @@ def test_buffers_are_used_again() -> None:
     assert all(len(seen) <= 4 for seen in on_ranks(run))
 
 
+@pytest.mark.parametrize(
+    ("coding", "expected"), [(SHIFT, [32, 4, 4, 1, 1]), (Coding(1, "rotated", "shift"), [32, 4, 4, 1, 1])]
+)
+def test_the_first_transfers_take_more_bits(coding: Coding, expected: list[int]) -> None:
+    """The two ends stay of one mind over the change of widths: rows that stand still arrive better and better."""
+
+    def run(transport: Transport, link: Link, channel: Channel) -> tuple[list[int], list[Tensor]]:
+        bits, outs = [], []
+        for step in range(5):
+            flight = channel.start(rows_of(link, min(step, 1), transport.rank), link, f"step {step}", step, 7)
+            bits.append(flight.wire.outgoing.spec.bits)
+            outs.append(channel.finish(flight, None, add=False))
+        channel.coding = Coding(32)
+        exact = torch.zeros(link.plan.halo, COLUMNS)
+        channel.transfer(rows_of(link, 1, transport.rank), exact, link, "exact", 9, 7, add=False)
+        return bits, [(out - exact).norm() for out in outs]
+
+    for bits, errors in on_ranks(run, replace(coding, warm_up=3)):
+        assert bits == expected
+        assert errors[1] < 0.1 * errors[0] or errors[0] == 0
+        assert errors[4] < errors[1] or errors[0] == 0
+
+
 def test_transfers_are_finished_in_order() -> None:
     def run(transport: Transport, link: Link, channel: Channel) -> None:
         values = rows_of(link, 0, transport.rank)
