@@ -237,7 +237,7 @@ def measure(config: dict[str, Any], transport: Transport) -> dict[str, Any]:
     """Blocks of epochs of all variants in turns.
 
     A block belongs to one variant, since what a stale variant sends in one epoch may arrive during the next; the first
-    epoch of a block, whose messages crossed before it began, is not counted.
+    epoch of a block, whose messages crossed before it began, is not counted, nor are the steps of the warm-up.
     """
     graph = random_graph(config["nodes"], config["edges"], config["features"], config["classes"])
     index = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
@@ -257,11 +257,12 @@ def measure(config: dict[str, Any], transport: Transport) -> dict[str, Any]:
             )
         except sylvie_fx.SylvieError as error:
             outcomes[variant.name].refused = str(error)
+    warm = sylvie_fx.Options().warm_up + 1
     for number in range(config["rounds"] + 1):
         for name, trainer in trainers.items() if transport.rank == 0 else _with_gaps(chosen, trainers):
             transport.barrier(f"block {name}")
             if trainer is not None:
-                _block(trainer, outcomes[name], config["epochs"] if number else 2, counted=number > 0)
+                _block(trainer, outcomes[name], config["epochs"] if number else warm, counted=number > 0)
     gathered = transport.all_gather_object({n: asdict(o) for n, o in outcomes.items()}, "outcomes")
     rate = wire_rate(transport)
     runs = {n: (t.model, t.epoch) for n, t in trainers.items() if t.quiet is None}
