@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from sylvie_fx.ir.program import meta
+from sylvie_fx.ir.written import version
 from sylvie_fx.runtime.recompute import Item, stretches
 
 
@@ -65,11 +66,6 @@ class KeptValues:
             r.clone() if isinstance(r, Tensor) and memory and r.untyped_storage().data_ptr() in memory else r
             for r in results
         ]
-
-
-def version(tensor: Tensor) -> int:
-    """How often a tensor was written into; always zero in inference mode, where torch does not count."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def last_uses(nodes: Sequence[Item]) -> dict[Item, list[fx.Node]]:

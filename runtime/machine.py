@@ -14,6 +14,7 @@ from sylvie_fx.ir import ops
 from sylvie_fx.ir.coding import WARM
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
+from sylvie_fx.ir.written import version
 from sylvie_fx.kernels.dropout import Drop, keyed_dropout
 from sylvie_fx.runtime.adaptor import Adaptor
 from sylvie_fx.runtime.aggregation import Aggregations, drawn_inside
@@ -23,7 +24,7 @@ from sylvie_fx.runtime.crossing import HaloStart, HaloWait
 from sylvie_fx.runtime.ending import Remains, expect
 from sylvie_fx.runtime.exchange import AllReduce, HaloExchange, HaloReduce, Link, ReplicatedOutput, SyncGradients, apply
 from sylvie_fx.runtime.gradients import Reduction, SyncFinish, SyncStart
-from sylvie_fx.runtime.kept import KeptValues, version
+from sylvie_fx.runtime.kept import KeptValues
 from sylvie_fx.runtime.lanes import Courier
 from sylvie_fx.runtime.metered import MeteredTransport
 from sylvie_fx.runtime.recompute import Stretch
@@ -227,8 +228,9 @@ class Machine:
         Ranks must agree: one that repeats an exchange while another does not would wait for ever.
         """
         given = [inputs[name] for name in self._dynamic if name in inputs]
+        uncounted = any(t.is_inference() for t in given)  # torch does not count the writes into those
         mark = (torch.is_inference_mode_enabled(), *((t.data_ptr(), version(t), tuple(t.shape)) for t in given))
-        changed = self._kept is None or self._kept[0] != mark or self._values.written
+        changed = uncounted or self._kept is None or self._kept[0] != mark or self._values.written
         if self.transport.size > 1:
             votes = torch.tensor([int(changed)])
             changed = bool(self.transport.all_reduce(votes, self._label("inputs"), "max").item())

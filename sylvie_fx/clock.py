@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sylvie_fx.runtime.kept import version
+from sylvie_fx.ir.written import version
 
 
 @dataclass(frozen=True)

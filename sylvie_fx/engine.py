@@ -28,6 +28,7 @@ from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.placement import Rows
 from sylvie_fx.ir.program import Input, Program
 from sylvie_fx.ir.views import viewed_inputs
+from sylvie_fx.ir.written import stamp
 from sylvie_fx.leaves import (
     Leaf,
     Sharding,
@@ -212,14 +213,10 @@ class Engine:
     ) -> tuple[Compiled, Hashable]:
         """The program that holds on the real graph: the one at hand, or one captured with that graph's sizes and structure."""
         whole = whole_inputs(found.program, leaves, spaces)
-        given = [
-            leaf.sharding.whole
-            for leaf in leaves
-            if is_static(leaf) and leaf.sharding and leaf.sharding.whole is not None
-        ]
+        given = _structure(leaves)
         key = (
             signature,
-            tuple((t.data_ptr(), t._version, tuple(t.shape)) for t in given),
+            tuple((t.data_ptr(), stamp(t), tuple(t.shape)) for t in given),
             tuple(s.rows for s in spaces),
         )
         with self.cache.lock:
@@ -299,7 +296,8 @@ class Engine:
         """
         compiled, signature = found
         graph = graph_of(leaves)
-        binding = self._bind(module, compiled, signature, leaves, call, graph)
+        with torch.inference_mode(False):  # what is bound serves later calls, which may need gradients
+            binding = self._bind(module, compiled, signature, leaves, call, graph)
         names = [item.name for item in compiled.program.inputs]
         inputs = {name: leaf.local for name, leaf in zip(names, leaves, strict=False)}
         results = binding.machine.run(inputs, moment.step, moment.draw, moment.update)
@@ -326,17 +324,13 @@ class Engine:
         call: FlatCall,
         graph: ShardedGraph,
     ) -> _Binding:
-        static = [
-            leaf.sharding.whole
-            for leaf in leaves
-            if is_static(leaf) and leaf.sharding and leaf.sharding.whole is not None
-        ]
+        static = _structure(leaves)
         spaces = spaces_of(leaves)
         key = (
             signature,
             id(module),
             graph.number,
-            tuple((id(t), t._version) for t in static),
+            tuple((id(t), stamp(t)) for t in static),
             tuple(id(s) for s in spaces),
         )
         binding = self._bindings.get(key)
@@ -384,6 +378,12 @@ def _assign(module: nn.Module, path: str, name: str, value: Any) -> None:
         module = vars(module)["_modules"][part]
     buffers = vars(module)["_buffers"]
     (buffers if name in buffers else vars(module))[name] = value
+
+
+def _structure(leaves: Sequence[Leaf]) -> list[Tensor]:
+    """The whole tensors of a call that are part of the graph's structure."""
+    found = (leaf.sharding.whole for leaf in leaves if leaf.sharding is not None and is_static(leaf))
+    return [whole for whole in found if whole is not None]
 
 
 def _broken(compiled: Compiled, whole: dict[str, Tensor], spaces: Sequence[Space]) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from sylvie_fx.ir.written import stamp
 from sylvie_fx.leaves import Sharding
-from sylvie_fx.runtime.kept import version
 
 
 @dataclass(eq=False)
@@ -45,9 +45,9 @@ class Memory:
         self.sharding = sharding
         self._versions = self._now(rows)
 
-    def _now(self, rows: Tensor) -> tuple[int, int]:
+    def _now(self, rows: Tensor) -> tuple[int | str, int | str]:
         whole = self.sharding.whole
-        return (0, 0) if whole is None else (version(rows), version(whole))
+        return (0, 0) if whole is None else (stamp(rows), stamp(whole))
 
     def join(self, base: Memory, key: Any = None) -> None:
         """These rows are a copy of what would be a view of ``base``: a write into one is to be missed in the other.

@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sylvie_fx.graphs.sharded import Space
 from sylvie_fx.ir.printing import operator_name
 from sylvie_fx.ir.program import Program
+from sylvie_fx.ir.written import stamp
 from sylvie_fx.runtime.digest import digest
 from sylvie_fx.runtime.transport import Transport
 
@@ -56,9 +57,10 @@ class Names:
         return f"{name} ({number + 1})" if number else name
 
     def _digest(self, tensor: Tensor) -> str:
-        known: tuple[int, str] | None = self._tensors.get(tensor)
-        if known is None or known[0] != tensor._version:
-            known = self._tensors[tensor] = (tensor._version, digest(tensor))
+        known: tuple[int | str, str] | None = self._tensors.get(tensor)
+        now = stamp(tensor)
+        if known is None or known[0] != now:
+            known = self._tensors[tensor] = (now, digest(tensor))
         return known[1]
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import sylvie_fx
 from sylvie_fx.api import DistributedModule
 from sylvie_fx.engine import ProgramCache
 from sylvie_fx.ir.errors import SylvieError
@@ -231,3 +232,56 @@ def test_other_rows_as_data_are_refused(assigned: Callable[[Case], Any]) -> None
 
     with pytest.raises(SylvieError, match=r"test_writes.py:\d+.*rows of the same nodes or edges"):
         on_ranks(script, 2)
+
+
+def in_inference_mode(c: Case) -> list[float]:
+    """Torch does not count writes into tensors that are made in inference mode; in the others it does."""
+    with torch.inference_mode():
+        c.mask |= c.x[:, 0] > 1
+        made = Case(c.model, c.x.clone(), c.edge_index, c.w.clone(), c.y.clone(), c.mask.clone())
+        found = [*c.numbers(), *made.numbers()]
+        for tensor in (made.x, made.w, made.y):
+            tensor.mul_(2)
+            tensor.detach().mul_(2)
+        made.y %= 3
+        made.mask[made.y > 0] = False
+        found += [*c.numbers(), *made.numbers()]
+    return found + c.numbers()
+
+
+def test_writes_in_inference_mode_are_seen() -> None:
+    expected = on_one_device(in_inference_mode)
+    for found in on_ranks(in_inference_mode):
+        assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_an_unseen_write_in_inference_mode_is_refused() -> None:
+    def script(c: Case) -> Any:
+        with torch.inference_mode():
+            made = c.y.clone()
+            made.local().mul_(2)
+            return made.sum()
+
+    with pytest.raises(SylvieError, match=r"after a write that did not reach it, through \.local\(\)"):
+        on_ranks(script, 2)
+
+
+def test_an_attribute_that_was_made_in_inference_mode_may_be_written_into() -> None:
+    class Scaled(Model):
+        def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+            return super().forward(x, edge_index, weight) * self.scale
+
+    def totals(model: Any, case: Case) -> list[float]:
+        with torch.inference_mode():
+            before = model(case.x, case.edge_index, case.w).norm()
+            scaled.scale.mul_(3)
+            return [float(before), float(model(case.x, case.edge_index, case.w).norm())]
+
+    scaled = Scaled()
+    found = []
+    for distributed in (False, True):
+        with torch.inference_mode():
+            scaled.scale = torch.ones(3, dtype=torch.float64)
+        model = sylvie_fx.distribute(scaled) if distributed else scaled
+        found.append(totals(model, Case(model, *(model.shard(*data()) if distributed else data()))))
+    assert found[1] == pytest.approx(found[0], rel=1e-10)

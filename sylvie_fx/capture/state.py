@@ -25,6 +25,7 @@ from sylvie_fx.capture.failures import in_module
 from sylvie_fx.capture.held import graph_kind
 from sylvie_fx.ir.errors import CaptureError
 from sylvie_fx.ir.source import is_ours
+from sylvie_fx.ir.written import stamp
 
 Attribute: TypeAlias = tuple[str, str]
 """A module's path and the name of one of its attributes."""
@@ -239,7 +240,7 @@ def restored(model: nn.Module) -> Iterator[None]:
     tables = [(table, dict(table)) for m, _ in before for table in (m._parameters, m._buffers)]
     held_values = [v for _, found in before for v in found.values()]
     containers = [(c, c.copy()) for v in held_values for c in _containers(v)]
-    tensors = [(v, v._version, v.detach().clone()) for v in held_values if type(v) is Tensor and v.is_leaf]
+    tensors = [(v, stamp(v), v.detach().clone()) for v in held_values if type(v) is Tensor and v.is_leaf]
     try:
         yield
     finally:
@@ -253,8 +254,8 @@ def restored(model: nn.Module) -> Iterator[None]:
         for container, held in containers:
             container.clear()
             container.extend(held) if isinstance(container, (list, deque)) else container.update(held)
-        for tensor, version, kept in tensors:
-            if tensor._version != version:
+        for tensor, before_it, kept in tensors:
+            if stamp(tensor) != before_it:
                 with torch.no_grad():
                     tensor.copy_(kept)
 
@@ -289,7 +290,7 @@ def contents(value: Any, depth: int = 0) -> Any:
         return (kind, value, str(value.bit_generator.state))
     if isinstance(value, Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # some stand for graphs
-            return (kind, value, value._version)
+            return (kind, value, stamp(value))
     opaque = depth or callable(value) or not hasattr(value, "__dict__") or of_a_library(kind.__module__)
     if not opaque:  # settings: a dataclass, a namespace
         return (kind, value, contents(vars(value), _DEEPEST - 2))
