@@ -30,7 +30,8 @@ class FuseAttention(Pass):
 
     Requires: fuse-softmax, fuse-aggregation.
     Ensures: where nothing else reads the scores and weights of the edges, they are made inside one operator; dropout of
-    the weights becomes a mask that it is given, drawn for the same site and rows.
+    the weights becomes a mask that it is given, drawn for the same site and rows; where nothing else reads the mask, a
+    machine leaves the drawing to the kernel (runtime/aggregation.py, drawn_inside).
 
     Before::
 
