@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sylvie_fx.ir.written import stamp
@@ -92,6 +94,24 @@ class Memory:
         return (
             "through .local() or a view of it" if before[0] != now[0] else "in the tensor that model.shard() was given"
         )
+
+
+def is_copy(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], layout: Tensor) -> bool:
+    """Whether what may copy (``reshape``, ``contiguous``) does so for the strides of its first argument.
+
+    Args:
+        function: A function of one tensor, whose result may lie in the tensor's memory.
+        args: Its arguments; the first is the tensor.
+        kwargs: Its named arguments.
+        layout: A tensor of the argument's shape and strides.
+    """
+    with torch.no_grad():
+        source = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device="meta")
+        try:
+            result = function(source, *args[1:], **kwargs)
+        except (RuntimeError, IndexError, TypeError):  # it reads other tensors, or the size of all rows
+            return False
+        return isinstance(result, Tensor) and result is not source and result._base is not source
 
 
 def place_of(value: Any) -> int:

@@ -262,10 +262,23 @@ def _same(function: Any) -> Callable[..., Any]:
     return answer
 
 
-for _one in (torch.Tensor.detach, torch.detach, torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.contiguous):
+for _one in (torch.Tensor.detach, torch.detach, torch.Tensor.cpu, torch.Tensor.cuda):
     ANSWERS[_one] = _same(_one)
 # Not as of a plain tensor: torch would count writes into .data for themselves, and what is kept of x would stay as it was.
 ANSWERS[torch.Tensor.data.__get__] = _same(torch.Tensor.detach)  # type: ignore[attr-defined]
+
+
+@_answers(torch.Tensor.contiguous)
+def _contiguous(value: NodeTensor, memory_format: torch.memory_format = torch.contiguous_format) -> NodeTensor:
+    """The same memory or a copy, as the tensor of all rows would be; this rank's rows may lie otherwise."""
+    sharding, local = value._sharding, value.local()
+    layout = local if sharding.whole is None else sharding.whole
+    if not layout.is_contiguous(memory_format=memory_format):
+        return node_tensor(local.clone(memory_format=memory_format), sharding, value._engine)
+    result: NodeTensor = _same(torch.Tensor.contiguous)(value, memory_format=memory_format)
+    if result._memory is not value._memory:
+        result._memory.join(value._memory)
+    return result
 
 
 @_answers(torch.Tensor.data.__set__)  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from sylvie_fx.engine import Engine, Function
 from sylvie_fx.ir.errors import CaptureError, PassError, SylvieError
 from sylvie_fx.ir.source import user_line
 from sylvie_fx.leaves import Leaf, Sharding
-from sylvie_fx.memory import Memory, place_of
+from sylvie_fx.memory import Memory, is_copy, place_of
 
 ANSWERS: dict[Any, Callable[..., Any]] = {}  # function of torch to who answers it, filled by node_functions at import
 
@@ -170,6 +170,9 @@ def _run(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         result = node_tensor(value, sharding, engine)
         viewed = None if base is None else call.leaves[base][1]
         if isinstance(viewed, NodeTensor) and place_of(value) != place_of(viewed.local()):
+            whole = viewed._sharding.whole
+            if viewed is args[0] and is_copy(func, args, kwargs, viewed.local() if whole is None else whole):
+                return result
             key = args[1] if func is torch.Tensor.__getitem__ else None
             result._memory.join(viewed._memory, key if _is_constant(key) else None)
         return result

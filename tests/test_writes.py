@@ -176,6 +176,8 @@ UNSEEN: dict[str, tuple[Callable[[Case], Any], str]] = {
         lambda c: c.x[2:9].zero_(),
         r"through a view of the same memory \(zero_ at .*test_writes.py:\d+\)",
     ),
+    "reshaped": (lambda c: c.w.reshape(-1, 1).zero_(), r"through a view of the same memory \(zero_ at"),
+    "contiguous": (lambda c: c.edge_index.contiguous()[1].zero_(), r"through a view of the same memory \(zero_ at"),
     "a row of the edges": (lambda c: c.edge_index[0].zero_(), r"through a view of the same memory \(zero_ at"),
     "other columns": (lambda c: other_columns(c.edge_index.clone()), r"through a view of the same memory \(mul_ at"),
     "w.local": (lambda c: c.w.local().mul_(2), r"through \.local\(\)"),
@@ -196,6 +198,27 @@ def test_a_write_that_can_not_be_seen_is_refused_at_the_next_use(name: str) -> N
     with pytest.raises(SylvieError, match=rf"after a write that did not reach it, {why}.*y = y\.clone\(\)") as raised:
         on_ranks(script, 2)
     assert "test_writes.py:" in str(raised.value)
+
+
+COPIES: dict[str, Callable[[Case], Any]] = {
+    "columns": lambda c: c.edge_index.t().contiguous(),
+    "flat columns": lambda c: c.edge_index.t().reshape(-1),
+    "a column of two": lambda c: torch.stack([c.y, c.y], 1)[:, 0].contiguous(),
+    "a column of features": lambda c: c.x[:, 1].contiguous(),
+    "turned features": lambda c: c.x.t().contiguous(),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_what_copies_for_its_strides_may_be_written_into(name: str) -> None:
+    def script(c: Case) -> list[float]:
+        copied = COPIES[name](c)
+        copied.mul_(0)
+        return [*c.numbers(), float(copied.sum())]
+
+    expected = on_one_device(script)
+    for found in on_ranks(script, 2):
+        assert found == pytest.approx(expected, rel=1e-10)
 
 
 def test_a_view_is_refused_after_a_write_into_what_it_views() -> None:

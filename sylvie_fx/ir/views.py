@@ -13,7 +13,7 @@ from sylvie_fx.ir.program import Program
 def viewed_inputs(program: Program) -> list[int | None]:
     """For each result the position of the input in whose memory it lies; None where it has memory of its own.
 
-    What may copy (``reshape``, ``contiguous``) is taken for a view.
+    What may copy (``reshape``, ``contiguous``) is taken for a view: whether it does is known of real strides alone.
     """
     output = next(n for n in program.graph.nodes if n.op == "output")
     places = {item.name: number for number, item in enumerate(program.inputs)}
