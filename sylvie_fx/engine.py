@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from sylvie_fx.capture.alone import CAPTURING
 from sylvie_fx.capture.export import Call, Captured, capture, plain_call
 from sylvie_fx.capture.inputs import FlatCall
 from sylvie_fx.clock import Moment
@@ -97,7 +97,6 @@ class ProgramCache:
 
     programs: dict[Hashable, Compiled] = field(default_factory=dict)
     fitted: dict[Hashable, tuple[Compiled, list[Tensor]]] = field(default_factory=dict)
-    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 @dataclass(eq=False)
@@ -180,17 +179,9 @@ class Engine:
         spaces = spaces_of(leaves)
         names = names_of(spaces)
         signature = (key, call.key, tuple(leaf_key(leaf, names) for leaf in leaves))
-        with self.cache.lock:
-            found = self.cache.programs.get(signature)
-            if found is None:
-                again = ""
-                try:
-                    found = self._compile(module, leaves, call, spaces)
-                except BranchError as error:  # the sample is no graph for this model
-                    again = str(error)
-                # Outside of the handler, so that what fails now is not taken to be caused by that.
-                found = found or self._compile(module, leaves, call, spaces, again=again)
-                self.cache.programs[signature] = found
+        if (found := self.cache.programs.get(signature)) is None:
+            with CAPTURING:
+                found = self._first(module, leaves, call, spaces, signature)
         captured = found.captured
         if captured.learned and torch.is_grad_enabled():
             raise CaptureError(
@@ -202,15 +193,25 @@ class Engine:
             return self._fit(module, leaves, call, spaces, found, signature)
         return found, signature
 
+    def _first(
+        self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, spaces: list[Space], signature: Hashable
+    ) -> Compiled:
+        """The program of a signature that had none when it was asked for; another thread may have made it since."""
+        found, again = self.cache.programs.get(signature), ""
+        if found is None:
+            try:
+                found = self._compile(module, leaves, call, spaces)
+            except BranchError as error:  # the sample is no graph for this model
+                again = str(error)
+            # Outside of the handler, so that what fails now is not taken to be caused by that.
+            found = found or self._compile(module, leaves, call, spaces, again=again)
+            self.cache.programs[signature] = found
+        return found
+
     def _fit(
-        self,
-        module: nn.Module,
-        leaves: Sequence[Leaf],
-        call: FlatCall,
-        spaces: list[Space],
-        found: Compiled,
+        self, module: nn.Module, leaves: Sequence[Leaf], call: FlatCall, spaces: list[Space], found: Compiled,
         signature: Hashable,
-    ) -> tuple[Compiled, Hashable]:
+    ) -> tuple[Compiled, Hashable]:  # fmt: skip
         """The program that holds on the real graph: the one at hand, or one captured with that graph's sizes and structure."""
         whole = whole_inputs(found.program, leaves, spaces)
         given = _structure(leaves)
@@ -219,7 +220,7 @@ class Engine:
             tuple((t.data_ptr(), stamp(t), tuple(t.shape)) for t in given),
             tuple(s.rows for s in spaces),
         )
-        with self.cache.lock:
+        with CAPTURING:
             if key not in self.cache.fitted:
                 broken = _broken(found, whole, spaces)
                 if broken:
