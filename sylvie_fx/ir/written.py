@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,22 @@ def stamp(tensor: Tensor) -> int | str:
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not tensor.is_inference() or not plain:
         return version(tensor)
-    with torch.inference_mode(), _disable_current_modes():
-        entries = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-        return hashlib.blake2b(entries.numpy().data, digest_size=16).hexdigest()
+    return hashlib.blake2b(_memory(tensor), digest_size=16).hexdigest()
+
+
+def _memory(tensor: Tensor) -> Any:
+    """The bytes of a tensor's entries; of one with gaps, those of all that it is a view of.
+
+    No operator runs on host memory: one would be traced where a model is being captured, and switching tracing off switches
+    it off for a capture in another thread too, since torch's modes before dispatch belong to the process.
+    """
+    if tensor.device.type != "cpu":  # ranks on such devices are processes
+        with torch.inference_mode(), _disable_current_modes():
+            return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    with torch._C.DisableTorchFunction():
+        if tensor.is_contiguous():
+            address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        else:
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+    return (ctypes.c_char * size).from_address(address) if size else b""
