@@ -103,13 +103,14 @@ class Aggregations:
         rows: int,
         negative_slope: float,
     ) -> Tensor:
-        if isinstance(keep, Tensor):
-            operands = (x, src, dst, source_score, target_score, keep, rows, negative_slope)
-            return ops.attention(*operands)  # type: ignore[no-any-return]
         heads = math.prod(source_score.shape[1:])  # one without a dimension of heads
         source, target = (score.reshape(len(score), heads) for score in (source_score, target_score))
         tall = x.reshape(len(x), heads, math.prod(x.shape[1:]) // heads)
         layout = self._layout(src, dst, len(x), rows)
+        if isinstance(keep, Tensor):  # something else reads the mask too, or it keeps nothing
+            scores = torch.nn.functional.leaky_relu(aggregate.sddmm(layout, source, target, "add"), negative_slope)
+            weight = aggregate.segment_softmax(layout, scores) * keep.reshape(len(dst), heads)
+            return aggregate.spmm(layout, tall, weight, "sum").view(rows, *x.shape[1:])
         return aggregate.attention(layout, tall, source, target, negative_slope, keep).view(rows, *x.shape[1:])
 
     def _layout(self, src: Tensor | None, dst: Tensor, n_src: int, n_dst: int) -> EdgeLayout:

@@ -27,9 +27,10 @@ def keep_pages() -> bool:
         Whether it was done: not where the system has another C library, nor where the environment sets what it sets
         (``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``, ``GLIBC_TUNABLES``).
     """
-    if sys.platform != "linux" or any(name in os.environ for name in _SET_BY_THE_USER):
+    if found := [name for name in _SET_BY_THE_USER if name in os.environ]:
+        _log.info("freed memory is treated as %s in the environment says", " and ".join(found))
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     done = (
         mallopt is not None and bool(mallopt(_TRIM_THRESHOLD, _KEPT)) and bool(mallopt(_MMAP_THRESHOLD, _OWN_MAPPING))
     )
