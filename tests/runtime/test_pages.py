@@ -19,8 +19,9 @@ def step():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 done = keep_pages()
-step(), step()
-print(done, step() + step())
+for _ in range(4):
+    step()
+print(done, sum(step() for _ in range(8)))
 """
 
 
@@ -36,9 +37,9 @@ def _run(**environment: str) -> tuple[bool, int]:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc, which alone has the setting")
 def test_a_step_finds_the_pages_of_the_one_before() -> None:
     done, faults = _run()
-    pages = 2 * 16 * (4 << 20) // os.sysconf("SC_PAGESIZE")
+    pages = 8 * 16 * (4 << 20) // os.sysconf("SC_PAGESIZE")
     assert done
-    assert faults < pages / 100
+    assert faults < pages / 4, "the blocks of a step were new to the process (one of them may be: the heap has holes)"
 
 
 def test_what_the_environment_says_counts() -> None:
