@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sylvie_fx.ir.coding import ROTATED_COLUMNS
+from sylvie_fx.ir.coding import ROTATED_MOST
 from sylvie_fx.kernels import CodecSpec, MessageLayout, Mode, Rounding, Variant, cpu, decode, encode
 from sylvie_fx.runtime.channel import shift_part
 
@@ -81,7 +81,7 @@ def make_ways(n: int, cols: int, threads: int) -> dict[str, Way]:
         add_codec(f"{bits} dithered", CodecSpec(bits, Rounding.DITHERED))
         part = shift_part(Rounding.DITHERED, bits, cols)
         add_codec(f"{bits} shift", CodecSpec(bits, Rounding.DITHERED, Variant.DIFFERENCE, part), state=True)
-    if cols in ROTATED_COLUMNS:
+    if cols <= ROTATED_MOST:
         part = shift_part(Rounding.ROTATED, 1, cols)
         add_codec("1 rotated shift", CodecSpec(1, Rounding.ROTATED, Variant.DIFFERENCE, part), state=True)
     average = torch.zeros(n, cols)

@@ -58,6 +58,13 @@ struct EncodeBatch {
     float* values;  // scratch: a row
 };
 
+// Numbers that a row is filled up to where it is rotated.
+inline int64_t rotated_width(int64_t cols) {
+    int64_t width = 32;
+    while (width < cols) width *= 2;
+    return width;
+}
+
 struct RowKernels {
     void (*encode)(int32_t bits, EncodeBatch& rows);
     void (*decode)(int32_t bits, const uint8_t* header, const uint8_t* codes, int64_t cols, int32_t rounding, RowWords words,
@@ -140,9 +147,9 @@ constexpr int64_t HEADER_BYTES = 32;
 // Where one row's header and codes stand. Rows are visited in order, so the peer is found by stepping on.
 class Cursor {
   public:
-    Cursor(const Messages& messages, int64_t row) : m(messages) {
+    Cursor(const Messages& messages, int32_t rounding, int64_t row) : m(messages) {
         header_width = m.bits <= 8 ? 4 : 0;
-        code_width = (m.cols * m.bits + 7) / 8;
+        code_width = ((rounding == ROTATED ? rotated_width(m.cols) : m.cols) * m.bits + 7) / 8;
         peer = std::upper_bound(m.row_starts, m.row_starts + m.peers + 1, row) - m.row_starts - 1;
     }
     void seek(int64_t row) {
@@ -223,7 +230,7 @@ int64_t sylvie_encode(const EncodeCall* call) {
         rows.part = m.part;
         rows.targets = scratch.data();
         rows.values = scratch.data() + (call->state ? batch * m.cols : 0);
-        Cursor at(m, first);
+        Cursor at(m, call->rounding, first);
         for (int64_t start = first; start < last; start += batch) {
             rows.count = 0;
             for (int64_t i = start; i < std::min(start + batch, last); ++i) {
@@ -256,7 +263,7 @@ int64_t sylvie_decode(const DecodeCall* call) {
     std::atomic<int64_t> bad{-1};
     const bool keyed = call->rounding == DITHERED || call->rounding == ROTATED;
     split_rows(m, [&](int64_t first, int64_t last) {
-        Cursor at(m, first);
+        Cursor at(m, call->rounding, first);
         for (int64_t i = first; i < last; ++i) {
             const int64_t row = call->index ? call->index[i] : i;
             if (row < 0 || row >= call->out_rows) {

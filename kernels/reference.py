@@ -222,7 +222,9 @@ def decode_rows(
         low, high = codes.to(torch.int32).view(codes.shape[0], cols, 2).unbind(2)
         return (low << 16 | high << 24).view(torch.float32)
     if spec.rounding is Rounding.ROTATED:
-        return decode_rotated(header.contiguous().view(torch.float32)[:, 0], unpack(codes, 1, cols), stream, keys)
+        return decode_rotated(
+            header.contiguous().view(torch.float32)[:, 0], unpack(codes, 1, 8 * codes.shape[1]), cols, stream, keys
+        )
     fields = header.to(torch.int32)
     k = ((fields[:, 0] | fields[:, 1] << 8) ^ 0x8000) - 0x8000
     m, biased = fields[:, 2], fields[:, 3]

@@ -22,7 +22,8 @@ by at most 2 quanta: under 2/126 of the range as long as the offset is below 64 
 **Non-finite rows.** ``e + 127 == 255`` marks a row that holds a NaN or an infinity; the whole row arrives as ``NaN``
 (``k = 0``; also where both infinities meet), ``+Inf`` (``k = 1``) or ``-Inf`` (``k = 2``), and no other row is touched.
 
-**Rotated rounding** has a float32 in place of the row header: the scale (rotation.py).
+**Rotated rounding** has a float32 in place of the row header: the scale (rotation.py). Its rows are filled up with zeros to
+a power of two numbers from 32 on, and have as many codes.
 
 At 16 bits the codes are bfloat16 values and there are no row headers; at 32 bits they are the values in their own
 dtype, whatever it is, bit for bit.
@@ -37,7 +38,7 @@ from functools import cached_property
 
 import torch
 
-from sylvie_fx.ir.coding import ROTATED_COLUMNS
+from sylvie_fx.ir.coding import ROTATED_MOST, rotated_width
 from sylvie_fx.ir.errors import KernelError
 
 MAGIC = 0x564C5953  # "SYLV"
@@ -63,7 +64,7 @@ class Rounding(enum.Enum):
     value, of a variance of step^2 / 12 where stochastic rounding of evenly spread values has step^2 / 6. ``NEAREST``
     is deterministic and has the smaller error. At one bit its two levels are the means of the values above and below
     the row's mean (1-bit SGD, Seide et al., 2014): rounding to the row's extremes would return more error than signal.
-    ``ROTATED`` sends the signs of the randomly rotated row, at one bit alone and for rows of ``ROTATED_COLUMNS``: nearly
+    ``ROTATED`` sends the signs of the randomly rotated row, at one bit alone and for rows of at most 1024 numbers: nearly
     unbiased for rows that are not nearly empty, with a third of dithered rounding's variance (rotation.py).
     """
 
@@ -150,7 +151,8 @@ class CodecSpec:
         """Bytes of one row's codes."""
         if self.bits == 32:
             return cols * dtype.itemsize
-        return (cols * self.bits + 7) // 8
+        codes = rotated_width(cols) if self.rounding is Rounding.ROTATED else cols
+        return (codes * self.bits + 7) // 8
 
     def row_bytes(self, cols: int, dtype: torch.dtype = torch.float32) -> int:
         """Bytes that one row of ``cols`` values adds to a message: what a cost model counts."""
@@ -238,9 +240,9 @@ class MessageLayout:
 
     def __post_init__(self) -> None:
         """Refuse what can not be rotated."""
-        if self.spec.rounding is Rounding.ROTATED and self.cols not in ROTATED_COLUMNS:
+        if self.spec.rounding is Rounding.ROTATED and not 0 < self.cols <= ROTATED_MOST:
             raise KernelError(
-                f"rotated rounding of rows of {self.cols} numbers", remedy=f"use it for one of {ROTATED_COLUMNS}"
+                f"rotated rounding of rows of {self.cols} numbers", remedy=f"use it for 1 to {ROTATED_MOST} numbers"
             )
 
     @cached_property

@@ -27,6 +27,9 @@ FLOPS, SWEPT, MESSAGE = 50.0, 10.0, 50.0
 """Of one core, as measured: operations of a matrix product and bytes read or written a nanosecond; nanoseconds that a
 row takes for being in one message more, where a message has some thousands."""
 
+MOVED = 3.0
+"""How many times its time may be spent so that a product of a dropout's rows need not cross at few bits (docs/design.md)."""
+
 _PRODUCTS = frozenset({aten.linear.default, aten.mm.default, aten.matmul.default, aten.addmm.default, aten.bmm.default})
 
 _FIXED = frozenset(
@@ -52,7 +55,8 @@ class PlaceHalos(Pass):
     what only the owner can know (inputs, aggregated neighbours) and what is gathered. A value's capacity is the time that a
     row of it takes in a step with its codec, forward and backward: its bytes over the link, and the sweeps over memory that
     collect and spread it. An input without gradient crosses once and costs nothing; recomputing costs its operations and
-    sweeps. What a dropout made does not cross where the code is relative to what crossed before.
+    sweeps. What a dropout made does not cross where the code is relative to what crossed before, and what a product made of
+    that crosses only where no more bytes cross in front of the dropout, in less than three times the time.
 
     Requires: insert-halo.
     Ensures: what crosses is enough for every gather of the exchange.
@@ -118,7 +122,11 @@ class _Cut:
                 self.needed_by.setdefault(node, meta(exchange))
         wanted = [n.args[0] for n in exchanges]
         region = self._region(wanted)  # type: ignore[arg-type]
-        crossing = self._minimum(region, wanted)  # type: ignore[arg-type]
+        crossing = self._minimum(region, wanted, 1.0)  # type: ignore[arg-type]
+        if any(self._moves(n) for n in crossing):
+            steady = self._minimum(region, wanted, MOVED)  # type: ignore[arg-type]
+            if sum(map(self._bytes, steady)) <= sum(map(self._bytes, crossing)):
+                crossing = steady
         could = [n for n in region if self._can_cross(n) and not self._jumps(n)]
         considered = tuple(sorted(((n.name, round(self._bytes(n), 1)) for n in could), key=lambda c: c[1]))
         for value in sorted(crossing, key=order.__getitem__):
@@ -191,10 +199,17 @@ class _Cut:
         A new mask each step is a jump that such a code spends its bits on (docs/design.md); what is in front of the mask
         has as many numbers, and the mask is drawn by node.
         """
-        variant = self.options.coding(self.program.mode, self.needed_by[node].module, _columns(node)).forward.variant
-        return variant != "plain" and self._is_masked(node)
+        return self._is_followed(node) and self._is_masked(node, through_products=False)
 
-    def _is_masked(self, node: fx.Node) -> bool:
+    def _moves(self, node: fx.Node) -> bool:
+        """Whether a value is computed from a dropout's: its rows are what a code that follows them is worst at."""
+        return self._is_followed(node) and self._is_masked(node, through_products=True)
+
+    def _is_followed(self, node: fx.Node) -> bool:
+        coding = self.options.coding(self.program.mode, self.needed_by[node].module, _columns(node))
+        return coding.forward.variant != "plain"
+
+    def _is_masked(self, node: fx.Node, through_products: bool) -> bool:
         seen, stack = set(), [node]
         while stack:
             current = stack.pop()
@@ -203,7 +218,8 @@ class _Cut:
             seen.add(current)
             if current.target is ops.node_dropout:
                 return True
-            if torch.Tag.pointwise in current.target.tags:
+            local = torch.Tag.pointwise in current.target.tags
+            if local or (through_products and (current.target in _PRODUCTS or _is_view(current.target))):
                 stack += [n for n in current.all_input_nodes if self._is_ours(n)]
         return False
 
@@ -239,8 +255,7 @@ class _Cut:
             if self._learns(node):
                 directions += 1 + self._learns(first)
             return _columns(node) * 2 * (1 if last.free_symbols else int(last)) * directions / FLOPS
-        alias = target._schema.returns[0].alias_info if target._schema.returns else None
-        return 0.0 if alias is not None else self._swept(node)
+        return 0.0 if _is_view(target) else self._swept(node)
 
     def _swept(self, node: fx.Node) -> float:
         """Nanoseconds that one reading and one writing of a row take, and as much for its gradient's."""
@@ -251,15 +266,19 @@ class _Cut:
     def _learns(self, node: fx.Node) -> bool:
         return self.program.mode == "train" and needs_gradient(self.program, node)
 
-    def _minimum(self, region: list[fx.Node], wanted: list[fx.Node]) -> list[fx.Node]:
-        """The values of a minimum cut. Capacities are whole picoseconds, so that ties are ties."""
+    def _minimum(self, region: list[fx.Node], wanted: list[fx.Node], moved: float) -> list[fx.Node]:
+        """The values of a minimum cut, of which those that move cost ``moved`` times their time.
+
+        Capacities are whole picoseconds, so that ties are ties.
+        """
         network = nx.DiGraph()
         network.add_node("owner")
         network.add_node("halo")
         for node in region:
             enters, leaves = (node, "in"), (node, "out")
             if self._can_cross(node) and not self._jumps(node):
-                network.add_edge(enters, leaves, capacity=round(1000 * self._sent(node)) + 1)
+                times = moved if self._moves(node) else 1.0
+                network.add_edge(enters, leaves, capacity=round(1000 * times * self._sent(node)) + 1)
             else:
                 network.add_edge(enters, leaves)
             if not self._recomputable(node):
@@ -332,6 +351,10 @@ class _Cut:
             node.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)  # type: ignore[misc]
             graph.erase_node(node)
         graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or has_effect(n))
+
+
+def _is_view(target: OpOverload) -> bool:
+    return bool(target._schema.returns) and target._schema.returns[0].alias_info is not None
 
 
 def _columns(node: fx.Node) -> int:

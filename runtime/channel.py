@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sylvie_fx.ir.coding import WARM, Coding
+from sylvie_fx.ir.coding import WARM, Coding, rotated_width
 from sylvie_fx.ir.errors import CommError
 from sylvie_fx.kernels.codec import decode_peers, encode_peers
 from sylvie_fx.kernels.wire import CodecSpec, MessageLayout, Rounding, Variant
@@ -37,7 +37,7 @@ def shift_part(rounding: Rounding, bits: int, columns: int) -> float:
         columns: Numbers a row; w is that of Gaussian ones.
     """
     if rounding is Rounding.ROTATED:
-        return 2 / math.pi
+        return 1 / (1 + (math.pi / 2 - 1) * columns / rotated_width(columns))
     # The mean squared span of so many Gaussian numbers, within 10 % for 8 to 1024 of them.
     span, steps = max(4.8 * math.log2(max(columns, 1)) - 6.4, 3.0), (1 << bits) - 1
     if rounding is Rounding.DITHERED:

@@ -54,6 +54,14 @@ __device__ __forceinline__ u32 hash_of(u32 low, u32 high, u32 j) {
     return h ^ h >> 16;
 }
 
+// Bytes of a row's codes; a row that is rotated is filled up with zeros to a power of two numbers.
+__device__ __forceinline__ i64 code_bytes_of(i64 cols, int rounding) {
+    if (rounding != ROTATED) return (cols * BITS + 7) / 8;
+    i64 width = 32;
+    while (width < cols) width *= 2;
+    return width / 8;
+}
+
 struct Scale {
     float down, k, inverse;
 };

@@ -8,7 +8,7 @@ extern "C" __global__ void decode_rows(
     const i64 number = first_row + thread / 32;
     if (number >= row_starts[peers]) return;
     const i64 peer = peer_of(number, row_starts, peers), within = number - row_starts[peer];
-    const i64 count = row_starts[peer + 1] - row_starts[peer], code_bytes = (cols * BITS + 7) / 8;
+    const i64 count = row_starts[peer + 1] - row_starts[peer], code_bytes = code_bytes_of(cols, rounding);
     const u64* header = (const u64*)(buffer + offsets[peer]);
     const u8* body = buffer + offsets[peer] + HEADER_BYTES;
     const u8* codes = body + ROW_HEADER_BYTES * count + code_bytes * within;

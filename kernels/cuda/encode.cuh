@@ -119,7 +119,7 @@ extern "C" __global__ void encode_rows(
     const i64 number = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (number >= row_starts[peers]) return;
     const i64 peer = peer_of(number, row_starts, peers), within = number - row_starts[peer];
-    const i64 count = row_starts[peer + 1] - row_starts[peer], code_bytes = (cols * BITS + 7) / 8;
+    const i64 count = row_starts[peer + 1] - row_starts[peer], code_bytes = code_bytes_of(cols, rounding);
     u8* body = buffer + offsets[peer] + HEADER_BYTES;
     const i64 from = rows ? rows[number] : number;
     // An index out of bounds can not be reported without waiting for the device: the row arrives as NaN.
@@ -138,7 +138,7 @@ extern "C" __global__ void encode_rows(
     row.mean = 0;
     row_words(stream, keys ? keys[number] : 0, &row.low, &row.high);
 #if BITS == 1
-    if (rounding == ROTATED) return encode_rotated(row, known, body + ROW_HEADER_BYTES * within);
+    if (rounding == ROTATED) return encode_rotated(row, known, code_bytes, body + ROW_HEADER_BYTES * within);
 #endif
 
     float held[HELD];

@@ -1,5 +1,5 @@
 // Rotated rounding, as rotation.py specifies it, part of codec.cu at one bit. Lane l holds columns l, l + 32, ...: a row has
-// N numbers a lane.
+// N numbers a lane, those behind its own zero.
 
 template <int N> __device__ __forceinline__ void hadamard(float* v, int lane) {
 #pragma unroll
@@ -54,7 +54,7 @@ template <int N> __device__ void encode_rotated(const Row& row, bool known, u8* 
     bool nan = !known;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        v[i] = known ? source(row, row.lane + 32 * i) : 0.0f;
+        v[i] = known && row.lane + 32 * i < row.cols ? source(row, row.lane + 32 * i) : 0.0f;
         low = fminf(low, v[i]);
         high = fmaxf(high, v[i]);
         nan |= v[i] != v[i];
@@ -70,7 +70,7 @@ template <int N> __device__ void encode_rotated(const Row& row, bool known, u8* 
     if (nan || plus || minus) {
         scale = __uint_as_float(nan || (plus && minus) ? 0x7FC00000u : plus ? INFINITE : INFINITE | 0x80000000u);
         if (row.state)
-            for (int i = 0; i < N; ++i) row.state[row.lane + 32 * i] = 0.0f;
+            for (int c = row.lane; c < row.cols; c += 32) row.state[c] = 0.0f;
     } else {
         const int exponent = max(-126, min(exponent_of(fmaxf(fabsf(low), fabsf(high))), 126));
         const float down = power_of_two(-exponent);
@@ -95,6 +95,7 @@ template <int N> __device__ void encode_rotated(const Row& row, bool known, u8* 
             rotate_back<N>(v, scale, row.low, row.high, row.lane);
 #pragma unroll
             for (int i = 0; i < N; ++i) {
+                if (row.lane + 32 * i >= row.cols) continue;
                 float* at = row.state + row.lane + 32 * i;
                 const float next = *at + row.part * v[i];
                 *at = finite(next) ? next : 0.0f;
@@ -106,18 +107,19 @@ template <int N> __device__ void encode_rotated(const Row& row, bool known, u8* 
 }
 
 template <int N>
-__device__ void decode_rotated(float scale, const u8* codes, u32 low, u32 high, int lane, const Arrival& to) {
+__device__ void decode_rotated(float scale, const u8* codes, i64 cols, u32 low, u32 high, int lane, const Arrival& to) {
     float v[N];
     const u32 word = lane < N ? ((const u32*)codes)[lane] : 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = __shfl_sync(ALL, word, i) >> lane & 1 ? 1.0f : -1.0f;
     rotate_back<N>(v, scale, low, high, lane);
 #pragma unroll
-    for (int i = 0; i < N; ++i) deliver(to, lane + 32 * i, finite(scale) ? v[i] : scale);
+    for (int i = 0; i < N; ++i)
+        if (lane + 32 * i < cols) deliver(to, lane + 32 * i, finite(scale) ? v[i] : scale);
 }
 
-__device__ void encode_rotated(const Row& row, bool known, u8* header) {
-    switch (row.cols) {
+__device__ void encode_rotated(const Row& row, bool known, i64 code_bytes, u8* header) {
+    switch (8 * code_bytes) {
     case 32: return encode_rotated<1>(row, known, header);
     case 64: return encode_rotated<2>(row, known, header);
     case 128: return encode_rotated<4>(row, known, header);
@@ -128,12 +130,12 @@ __device__ void encode_rotated(const Row& row, bool known, u8* header) {
 }
 
 __device__ void decode_rotated(float scale, const u8* codes, i64 cols, u32 low, u32 high, int lane, const Arrival& to) {
-    switch (cols) {
-    case 32: return decode_rotated<1>(scale, codes, low, high, lane, to);
-    case 64: return decode_rotated<2>(scale, codes, low, high, lane, to);
-    case 128: return decode_rotated<4>(scale, codes, low, high, lane, to);
-    case 256: return decode_rotated<8>(scale, codes, low, high, lane, to);
-    case 512: return decode_rotated<16>(scale, codes, low, high, lane, to);
-    default: return decode_rotated<32>(scale, codes, low, high, lane, to);
+    switch (8 * code_bytes_of(cols, ROTATED)) {
+    case 32: return decode_rotated<1>(scale, codes, cols, low, high, lane, to);
+    case 64: return decode_rotated<2>(scale, codes, cols, low, high, lane, to);
+    case 128: return decode_rotated<4>(scale, codes, cols, low, high, lane, to);
+    case 256: return decode_rotated<8>(scale, codes, cols, low, high, lane, to);
+    case 512: return decode_rotated<16>(scale, codes, cols, low, high, lane, to);
+    default: return decode_rotated<32>(scale, codes, cols, low, high, lane, to);
     }
 }

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROW_HEADER_BYTES = 4
-ROTATED_COLUMNS = (32, 64, 128, 256, 512, 1024)
-"""Numbers a row of which rotated rounding is made."""
+ROTATED_MOST = 1024
+"""Numbers a row at most where it is rotated."""
+
+
+def rotated_width(columns: int) -> int:
+    """Numbers that a row is filled up to with zeros where it is rotated: 32, 64, ... 1024. So many codes cross.
+
+    >>> [rotated_width(columns) for columns in (1, 32, 45, 256, 1000)]
+    [32, 32, 64, 256, 1024]
+    """
+    return max(32, 1 << (columns - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,8 @@ class Coding:
         """Bytes that a row of ``columns`` numbers takes on the wire."""
         if self.bits == 32:
             return float(columns * itemsize)
-        return (columns * self.bits + 7) // 8 + (ROW_HEADER_BYTES if self.bits <= 8 else 0)
+        codes = rotated_width(columns) if self.rounding == "rotated" else columns * self.bits
+        return (codes + 7) // 8 + (ROW_HEADER_BYTES if self.bits <= 8 else 0)
 
     def __str__(self) -> str:
         if self.bits == 32:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from sylvie_fx.ir.coding import EXACT, ROTATED_COLUMNS, ROW_HEADER_BYTES, WARM, Coding, ExchangeCoding
+from sylvie_fx.ir.coding import EXACT, ROTATED_MOST, ROW_HEADER_BYTES, WARM, Coding, ExchangeCoding
 from sylvie_fx.ir.errors import OptionError
 from sylvie_fx.ir.pace import SYNCHRONOUS, Pace, Tier
 
@@ -18,6 +18,8 @@ VARIANTS = ("plain", "shift", "difference", "feedback")
 GRADIENTS = ("plain", "shift")
 _NUMBERS = ("bytes_per_step", "relative_error", "choose_every", "smoothing", "drift", "seed", "timeout")
 _MOST_LISTED = 6
+_FILLED = 1.4
+"""How many times the bytes a row may take so that it can be rotated: it arrives with a third of the variance or less."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Options:
 
     Attributes:
         bits: Bits a number of an exchanged row takes on the wire; 32 sends it unchanged. One number (rows of 16 numbers or
-            fewer may then take more of them: what fits into the four bytes of the row's header), or
+            fewer may then take more of them: what fits into the four bytes of the row's header; at one bit a row may be
+            filled up to 32, 64, ... numbers, for two fifths more bytes at most), or
             ``{"forward": 1, "backward": 2}``, or either of them by module path, the longest matching path counting:
             ``{"conv1": 2, "": 1}``. Or ``"auto"``: a width of 1, 2, 4 or 8 for each exchange and direction, chosen from
             measured variance to meet ``bytes_per_step`` or ``relative_error``.
@@ -35,8 +38,8 @@ class Options:
             relative to their norm.
         choose_every: For ``bits="auto"``: steps between two choices.
         variant: What is coded forward: ``plain`` rows; their difference to a ``shift`` that both ends move slowly (DIANA,
-            Mishchenko et al., 2019), with little noise: rounded with subtractive dither, which is unbiased; at one bit, for
-            rows of 32, 64, ... 1024 numbers, the signs of the randomly rotated difference (EDEN, Vargaftik et al., 2022), a
+            Mishchenko et al., 2019), with little noise: rounded with subtractive dither, which is unbiased; at one bit the
+            signs of the randomly rotated difference, filled up to 32, 64, ... 1024 numbers (EDEN, Vargaftik et al., 2022), a
             third of the variance, nearly unbiased but for rows that are nearly empty; the ``difference`` to the last
             reconstruction, best for rows that move smoothly, but biased at one bit, and misled by dropout in front of the
             exchange; or ``feedback`` of the last error (Seide et al., 2014). Compared in docs/design.md.
@@ -239,8 +242,11 @@ class Options:
         return Coding(bits, "nearest" if biased else "stochastic", self.variant)
 
     def _shifted(self, bits: int, columns: int) -> Coding:
-        rounding = "rotated" if bits == 1 and columns in ROTATED_COLUMNS else "dithered"
-        return Coding(bits, rounding, "shift", self.warm_up if bits < WARM.bits else 0)
+        warm_up = self.warm_up if bits < WARM.bits else 0
+        rotated, dithered = (Coding(bits, how, "shift", warm_up) for how in ("rotated", "dithered"))
+        if bits != 1 or not 0 < columns <= ROTATED_MOST:
+            return dithered
+        return rotated if rotated.row_bytes(columns) <= _FILLED * dithered.row_bytes(columns) else dithered
 
 
 def widened(bits: int, columns: int) -> int:

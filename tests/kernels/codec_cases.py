@@ -5,6 +5,8 @@ from __future__ import annotations
 from sylvie_fx.kernels.wire import Rounding, Variant
 
 BITS = (1, 2, 4, 8, 16)
+ROTATED_WIDTHS = (1, 5, 32, 45, 64, 100, 128, 256, 300, 512, 1000, 1024)
+"""Rows that are filled up to a power of two numbers, and such that need not be."""
 CASES = [
     (bits, r)
     for bits in BITS
