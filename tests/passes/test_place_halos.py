@@ -119,6 +119,27 @@ def test_a_code_that_follows_a_value_crosses_in_front_of_the_dropout() -> None:
         assert crossing(net)[1] == value, options
 
 
+def test_what_moves_with_a_mask_crosses_where_less_does_not_cross_in_front_of_it_or_it_takes_long() -> None:
+    class Masked(nn.Module):
+        def __init__(self, wide: int, out: int) -> None:
+            super().__init__()
+            self.first, self.second = Sum(12, wide), Sum(wide, out)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            h = torch.nn.functional.dropout(torch.relu(self.first(x, edge_index)), 0.4, self.training)
+            return self.second(h, edge_index)
+
+    follows, plain = {"bits": 1}, {"bits": 1, "variant": "plain"}
+    for sizes, options, value in (
+        ((64, 45), follows, "relu"),
+        ((64, 45), plain, "linear_1"),
+        ((64, 8), follows, "linear_1"),  # 16 bytes a row, relu 24
+        ((512, 512), follows, "linear_1"),  # as many bytes, but much to compute
+    ):
+        net = compiled(Masked(*sizes), *graph(), passes=UNFUSED, **options)
+        assert crossing(net)[1] == value, (sizes, options)
+
+
 def test_a_second_run_changes_nothing() -> None:
     program = compiled(Stack(Attention(12, 8), Attention(8, 4)), *graph(), passes=UNFUSED).program("train")
     before = str(program)
