@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from sylvie_fx.capture.inputs import FlatCall, flatten_call
 from sylvie_fx.clock import Clock
 from sylvie_fx.debug import DebugOptions
 from sylvie_fx.engine import Compiled, Engine, ProgramCache
-from sylvie_fx.holdings import Holdings, copy_model
+from sylvie_fx.holdings import METHOD, Holdings, copy_model
 from sylvie_fx.ir.errors import CaptureError, CommError, OptionError, PassError, SylvieError
 from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
 from sylvie_fx.kernels.aggregate_backend import kernel_name
 from sylvie_fx.leaves import Leaf, Sharding
+from sylvie_fx.methods import Methods, is_own
 from sylvie_fx.node_tensor import leaf_of, node_tensor
 from sylvie_fx.passes.manager import PassManager, Snapshot
 from sylvie_fx.passes.pipeline import default_passes
@@ -90,7 +91,6 @@ class DistributedModule(nn.Module):
         keep_pages()
         options.check_modules({path for path, _ in model.named_modules(remove_duplicate=False)})
         self.module = model
-        self.training = model.training
         self.options = options
         self._engine = Engine(MeteredTransport(transport), options, passes, cache, debug)
         self.holdings = Holdings(model)
@@ -98,7 +98,8 @@ class DistributedModule(nn.Module):
         self._engine.call = self.holdings.call
         self._counted: Counter[Compiled] = Counter()
         self._clock = Clock(model)
-        self._last: dict[str, Compiled] = {}
+        self._methods = Methods(model, self.holdings)
+        self._last: dict[tuple[str, str], Compiled] = {}  # by method and mode
 
     @property
     def transport(self) -> Transport:
@@ -133,6 +134,10 @@ class DistributedModule(nn.Module):
             CaptureError, PassError: The model can not be captured, or not distributed exactly.
             CommError: A peer failed.
         """
+        return self._telling(lambda: self._prepare(args, kwargs)())
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """Capture a call; what is returned runs it."""
         engine, step = self._engine, self._clock.begin()
 
         def wrap(value: Tensor, sharding: Sharding, base: int | None) -> Tensor:
@@ -140,13 +145,21 @@ class DistributedModule(nn.Module):
 
         if self.training and torch.is_grad_enabled() and engine.transport.recorder.on:
             engine.transport.mark(step)
-        sent = engine.transport.messages_sent
-        try:
-            found, call, leaves = self._compile(args, kwargs, step)
+        found, call, leaves = self._compile(args, kwargs, step)
+
+        def run() -> Any:
             self._counted[found[0]] += 1
             return engine.run(self.module, found, leaves, call, self._clock.moment(step, found[0].draws), wrap)
+
+        return run
+
+    def _telling(self, run: Callable[[], Any]) -> Any:
+        """Run something; tell the other ranks of an error."""
+        sent = self._engine.transport.messages_sent
+        try:
+            return run()
         except Exception as error:  # the others wait for this rank: they are told, whatever it was
-            self._tell(error, alike=engine.transport.messages_sent == sent)
+            self._tell(error, alike=self._engine.transport.messages_sent == sent)
             raise
 
     def _tell(self, error: Exception, *, alike: bool) -> None:
@@ -175,7 +188,7 @@ class DistributedModule(nn.Module):
             found = self._engine.compile(self.module, leaves, call, ("model", mode, False))
         if self._baked.changed(found[0]):
             return self._compile(args, kwargs, step)
-        self._last[found[0].program.mode] = found[0]
+        self._last[kwargs.get(METHOD, "forward"), found[0].program.mode] = found[0]
         return found, call, leaves
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], step: int) -> tuple[FlatCall, list[Leaf]]:
@@ -205,34 +218,47 @@ class DistributedModule(nn.Module):
         frozen = tuple(p.requires_grad for p in self.module.parameters())
         return tuple(m.training for m in modules), frozen, self._baked.key(modules)
 
-    def program(self, mode: str = "train") -> Program:
+    def program(self, mode: str = "train", method: str = "forward") -> Program:
         """The rewritten program of the last call in a mode.
 
         Args:
             mode: ``train`` or ``eval``.
+            method: Which method of the model was called.
 
         Raises:
-            CaptureError: The model has not been called in that mode yet.
+            CaptureError: It has not been called in that mode yet, or runs operator by operator.
         """
-        return self._compiled(mode).program
+        return self._compiled(method, mode).program
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """The program after every pass, of the mode the model is in (or of the only one captured)."""
-        mode = "train" if self.training else "eval"
-        return self._compiled(mode if mode in self._last else next(iter(self._last), mode)).snapshots
+        """The forward program after every pass, of the mode the model is in (or of the only one captured)."""
+        return self._compiled("forward", self._shown_mode("forward")).snapshots
 
-    def _compiled(self, mode: str) -> Compiled:
-        if mode not in self._last:
-            raise CaptureError(f"there is no {mode} program yet", remedy=f"call the model once in {mode} mode")
-        return self._last[mode]
+    def _shown_mode(self, method: str) -> str:
+        mode = "train" if self.training else "eval"
+        return mode if (method, mode) in self._last else next((m for n, m in self._last if n == method), mode)
+
+    def _compiled(self, method: str, mode: str) -> Compiled:
+        if (method, mode) not in self._last:
+            called = "the model" if method == "forward" else method
+            of = "" if method == "forward" else f" of {method}"
+            raise CaptureError(f"there is no {mode} program{of} yet", remedy=f"call {called} once in {mode} mode")
+        return self._last[method, mode]
 
     def explain(self, mode: str | None = None) -> str:
-        """The exchanges as a table; see :func:`sylvie_fx.report.explain.explain`."""
-        mode = mode or ("train" if self.training else "eval")
-        if mode not in self._last and self._last:
-            mode = next(iter(self._last))
-        compiled = self._compiled(mode)
+        """The exchanges as a table, one for forward and each other method that was called, in a mode where it has been.
+
+        See :func:`sylvie_fx.report.explain.explain`.
+        """
+        refused = self._methods.refused
+        methods = [*dict.fromkeys(name for name, _ in self._last)] or ([] if refused else ["forward"])
+        modes = [mode if mode and (name, mode) in self._last else self._shown_mode(name) for name in methods]
+        tables = [self._explained(name, shown) for name, shown in zip(methods, modes, strict=True)]
+        return "".join([*tables, *(f"{name} runs operator by operator: {e}\n" for name, e in refused.items())])
+
+    def _explained(self, method: str, mode: str) -> str:
+        compiled = self._compiled(method, mode)
         bound = next((b for p, b in self._engine.bound() if p is compiled.program), None)
         notes = self._engine.notes(compiled.program)
         lines = [f"captured again, on the whole graph: {compiled.again}"] if compiled.again else []
@@ -240,7 +266,7 @@ class DistributedModule(nn.Module):
             lines.append(f"what crosses was chosen for a link of {self._engine.link}")
         lines += ["at run time:", *(f"  {note}" for note in notes)] if notes else []
         same = self._engine.transport.same_host() if compiled.program.near and bound is not None else None
-        return explain(compiled.program, bound, self.options, kernel_name, same) + "".join(
+        return explain(compiled.program, bound, self.options, kernel_name, same, method) + "".join(
             f"{line}\n" for line in lines
         )
 
@@ -277,6 +303,16 @@ class DistributedModule(nn.Module):
         self._counted.clear()
 
     # --- the original module's names -----------------------------------------------------------------------------
+
+    @property
+    def training(self) -> bool:
+        """The original module's mode, which its methods may set."""
+        return self.module.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "module" in self.__dict__.get("_modules", {}):  # nn.Module sets it first of all
+            self.module.training = mode
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The original module's state under its original keys."""
@@ -332,11 +368,14 @@ class DistributedModule(nn.Module):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the original module."""
+        """Attributes of the original module; its public methods, on sharded tensors, run as forward does."""
         if name == "module":
             # Not through nn.Module: while a rank in another thread captures, torch.export has replaced its lookups.
             return self.__dict__["_modules"]["module"]
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("module"), name)
+            found = getattr(super().__getattr__("module"), name)
+        if not is_own(self.module, name):
+            return found
+        return self._methods.wrapped(name, self._prepare, self._telling)

@@ -20,6 +20,8 @@ from sylvie_fx.node_tensor import NodeTensor, node_tensor
 from sylvie_fx.runtime.exchange import SyncGradients, apply
 
 _STAND_INS = "_held_by_the_model"
+METHOD = "_method_of_the_model"
+"""The keyword argument of a call that names the method which is called, where it is not forward."""
 
 
 class Holdings:
@@ -107,11 +109,12 @@ class Holdings:
     def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch) -> Any:
         """Call the model with stand-ins in the place of what it holds."""
         stand_ins: Sequence[Any] | None = kwargs.pop(_STAND_INS, None)
+        method: str = kwargs.pop(METHOD, "")
         if stand_ins is None:
-            return watch.call(model, args, kwargs)
+            return watch.call(model, args, kwargs, method)
         places = [*find_held(model), *(self.tables(model) if self.lifting else [])]
         with replaced(places, stand_ins):
-            return watch.call(model, args, kwargs)
+            return watch.call(model, args, kwargs, method)
 
 
 def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:

@@ -16,6 +16,8 @@ from sylvie_fx.ir.errors import CaptureError
 _HOOKS = torch.nn.modules._functions.BackwardHookFunction
 HOOKING = frozenset({"register_hook", "retain_grad"})
 """Methods of tensors that act in the backward pass."""
+DIFFERENTIATING = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+"""Functions that run a backward pass."""
 
 
 @contextlib.contextmanager
@@ -51,6 +53,12 @@ def refuse_hook(name: str) -> CaptureError:
     """The error for a tensor's hook."""
     return CaptureError(f"the forward pass calls {name} on a tensor", why=_WHY,
                         remedy="look at gradients of inputs and parameters after backward()")  # fmt: skip
+
+
+def refuse_backward(name: str) -> CaptureError:
+    """The error for a backward pass inside of what is captured."""
+    return CaptureError(f"{name}() runs a backward pass inside of what is captured", why="a program is a forward pass",
+                        remedy=f"return the loss, and call {name}() outside")  # fmt: skip
 
 
 _WHY = "torch.export captures the forward pass alone, so the gradient would be another one"

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sylvie_fx.capture.own_gradients import HOOKING, refuse_hook
+from sylvie_fx.capture.own_gradients import DIFFERENTIATING, HOOKING, refuse_backward, refuse_hook
 from sylvie_fx.ir.source import is_ours
 
 
@@ -35,6 +35,8 @@ class Spellings(TorchFunctionMode):
         """Run the function, or its composition."""
         if getattr(func, "__name__", "") in HOOKING:
             raise refuse_hook(func.__name__)
+        if func in DIFFERENTIATING:  # before it writes gradients of stand-ins
+            raise refuse_backward(func.__name__)
         frames = _frames()
         own = [f for f in frames if not is_ours(f.f_code.co_filename)]
         torch.fx.traceback.set_stack_trace([

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from sylvie_fx.capture.failures import in_module
 from sylvie_fx.capture.held import graph_kind
+from sylvie_fx.capture.written import refuse_no_result, unwritten
 from sylvie_fx.ir.errors import CaptureError
 from sylvie_fx.ir.source import is_ours
 from sylvie_fx.ir.written import stamp
@@ -80,8 +81,10 @@ class Watch:
         self.learned: list[str] = []
         self._lines: dict[Attribute, tuple[str, bool]] = {}
 
-    def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``model(*args, **kwargs)``.
+    def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], method: str = "") -> Any:
+        """``model(*args, **kwargs)``, or a method of it.
+
+        What a library's model (PyG's VGAE) assigns to itself in a method, its other methods read: there it counts as a user's.
 
         Raises:
             CaptureError: It replaces a parameter, or a buffer by one of another shape or type.
@@ -89,7 +92,11 @@ class Watch:
         self.__init__()  # type: ignore[misc]  # a capture may run it several times
         modules = [(path, m, attributes(m), dict(m._buffers), dict(m._parameters)) for path, m in model.named_modules()]
         with _recorded({id(m): path for path, m, *_ in modules}, self.reads, self._lines):
-            result = model(*args, **kwargs)
+            if method:
+                with unwritten(model, method, (args, kwargs)):
+                    result = getattr(model, method)(*args, **kwargs)
+            else:
+                result = model(*args, **kwargs)
         given = {id(v) for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)}
         for path, module, _, buffers, _ in modules:
             self._buffers(path, module, buffers)
@@ -101,7 +108,9 @@ class Watch:
                         in_module(f"forward replaces the parameter {name}", (line, path)), where=line,
                         why="the optimizer would go on with the old one", remedy="compute with a local variable",
                     )  # fmt: skip
-            self._compare(path, module, found, given)
+            self._compare(path, module, found, given, own=bool(method) and not path)
+        if method and not self.assigned:
+            refuse_no_result(model, method, result)
         return result
 
     def _buffers(self, path: str, module: nn.Module, before: dict[str, Any]) -> None:
@@ -125,7 +134,7 @@ class Watch:
             value = new.detach().clone() if id(new) in held else new.detach()
             self.assigned.append(Change((path, name), line, value, True))
 
-    def _compare(self, path: str, module: nn.Module, before: dict[str, Any], given: set[int]) -> None:
+    def _compare(self, path: str, module: nn.Module, before: dict[str, Any], given: set[int], own: bool) -> None:
         after = attributes(module)
         for name in dict.fromkeys((*before, *after)):
             old, new = before.get(name, _ABSENT), after.get(name, _ABSENT)
@@ -133,7 +142,7 @@ class Watch:
                 continue
             inside = of_a_library(type(module).__module__)
             line, library = self._lines.get((path, name), (_forward_of(module), inside))
-            if library:  # what a layer keeps for itself
+            if library and not own:  # what a layer keeps for itself
                 continue
             change = Change((path, name), line, vars(module).get(name, _ABSENT))
             if (path, name) in self.reads:

@@ -143,6 +143,7 @@ def explain(
     options: Options,
     kernel: KernelOf | None = None,
     same_host: Sequence[bool] | None = None,
+    method: str = "forward",
 ) -> str:
     """The table of exchanges as text.
 
@@ -152,8 +153,10 @@ def explain(
         options: The options of distribute().
         kernel: Names what an aggregation of values of a type on a device runs on.
         same_host: For each rank whether it runs on the host of this one; None for no rank.
+        method: Of which method of the model the program is.
     """
-    table = Table(title=f"exchanges of the {program.mode} program", title_justify="left")
+    of = "" if method == "forward" else f" of {method}"
+    table = Table(title=f"exchanges of the {program.mode} program{of}", title_justify="left")
     for name in (
         "exchange",
         "value",
