@@ -8,6 +8,7 @@ from sylvie_fx.passes.decompose import Decompose
 from sylvie_fx.passes.functionalize import Functionalize
 from sylvie_fx.passes.fuse_aggregation import FuseAggregation
 from sylvie_fx.passes.fuse_attention import FuseAttention, FuseScores
+from sylvie_fx.passes.fuse_relu import FuseRelu
 from sylvie_fx.passes.fuse_softmax import FuseSoftmax
 from sylvie_fx.passes.global_reductions import GlobalReductions
 from sylvie_fx.passes.infer_placement import InferPlacement
@@ -44,6 +45,7 @@ def default_passes() -> PassManager:
         ShareDuplicates(),
         OrderLinear(),
         PlaceHalos(),
+        FuseRelu(),
         KeepAggregations(),
         Quantize(),
         SyncGradients(),

@@ -293,12 +293,19 @@ class Machine:
     def _sync_start(self, parameters: list[Tensor], positions: list[int]) -> tuple[Tensor, ...]:
         return cast("tuple[Tensor, ...]", apply(SyncStart, self._reduction, positions, *parameters))
 
-    def _dropout(self, x: Tensor, keys: Tensor | None, p: float, site: int, dim: int = 0) -> Tensor:
+    def _slice(
+        self, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    ) -> Tensor:
+        """Own rows where there are no others are all rows: a slice's gradient would be filled with zeros and copied first."""
+        if not start and step == 1 and (end is None or end >= x.shape[dim]):
+            return x
+        return torch.ops.aten.slice.Tensor(x, dim, start, end, step)  # type: ignore[no-any-return]
+
+    def _dropout(self, x: Tensor, keys: Tensor | None, p: float, site: int, dim: int = 0, relu: bool = False) -> Tensor:
         if keys is None:
             keys = torch.arange(x.shape[0] if x.dim() else 1, device=x.device)
-        return keyed_dropout(x if x.dim() else x.view(1), keys, p, dropout_key(self.seed, self._draw, site), dim).view(
-            x.shape
-        )
+        key = dropout_key(self.seed, self._draw, site)
+        return keyed_dropout(x if x.dim() else x.view(1), keys, p, key, dim, relu).view(x.shape)
 
 
 # Functions, and not the methods of each machine: a machine that refers to itself keeps its buffers until a collection.
@@ -317,6 +324,7 @@ _CALLS: dict[Any, Callable[..., Any]] = {
     ops.spmm_inner: Machine._spmm_inner,
     ops.spmm_halo: Machine._spmm_halo,
     ops.node_dropout: Machine._dropout,
+    torch.ops.aten.slice.Tensor: Machine._slice,
 }
 
 

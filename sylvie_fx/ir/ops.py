@@ -116,11 +116,11 @@ def keep_mask(keys: Tensor, columns: int, p: float, key: int) -> Tensor:
     return mask
 
 
-def _node_dropout(x: Tensor, keys: Tensor, p: float, site: int, dim: int = 0) -> Tensor:
+def _node_dropout(x: Tensor, keys: Tensor, p: float, site: int, dim: int = 0, relu: bool = False) -> Tensor:
     raise SylvieError("sylvie::node_dropout needs the step and the seed", remedy="run the program through a Machine")
 
 
-def keyed_dropout(x: Tensor, keys: Tensor, p: float, key: int, dim: int = 0) -> Tensor:
+def keyed_dropout(x: Tensor, keys: Tensor, p: float, key: int, dim: int = 0, relu: bool = False) -> Tensor:
     """Dropout whose mask is a function of (key, global row, column): the same for every number of ranks.
 
     Args:
@@ -129,7 +129,9 @@ def keyed_dropout(x: Tensor, keys: Tensor, p: float, key: int, dim: int = 0) -> 
         p: Probability of dropping an entry.
         key: Derived from seed, step and call site.
         dim: The dimension that carries the rows.
+        relu: Whether negative entries are zero first.
     """
+    x = x.relu() if relu else x
     if p >= 1.0:
         return x * 0.0
     moved = x.movedim(dim, 0)
@@ -210,7 +212,7 @@ _define(
     "SymInt rows, float negative_slope) -> Tensor",
     _attention,
 )
-_define("node_dropout(Tensor x, Tensor? keys, float p, int site, int dim=0) -> Tensor", _node_dropout)
+_define("node_dropout(Tensor x, Tensor? keys, float p, int site, int dim=0, bool relu=False) -> Tensor", _node_dropout)
 _define(
     "update_running(Tensor(a!) mean, Tensor(b!) variance, Tensor new_mean, Tensor new_variance, "
     "SymInt rows, float momentum) -> ()",

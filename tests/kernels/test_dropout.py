@@ -21,13 +21,21 @@ compiled = pytest.mark.usefixtures("compiled_kernels")
 @given(
     st.lists(st.integers(0, 2**40), max_size=40), st.sampled_from([(), (1,), (5,), (2, 9), (70,), (0,)]),
     st.sampled_from([0.0, 0.1, 0.5, 0.999999]), st.integers(0, 2**64 - 1), st.sampled_from([torch.float32, torch.float64]),
+    st.booleans(),
 )  # fmt: skip
-def test_the_same_bits(ids: list[int], shape: tuple[int, ...], p: float, key: int, dtype: torch.dtype) -> None:
+def test_the_same_bits(
+    ids: list[int], shape: tuple[int, ...], p: float, key: int, dtype: torch.dtype, relu: bool
+) -> None:
     keys = torch.tensor(ids, dtype=torch.int64)
-    x = torch.randn(len(ids), *shape, dtype=dtype)
-    found, wanted = dropout.keyed_dropout(x, keys, p, key), ops.keyed_dropout(x, keys, p, key)
-    assert torch.equal(found, wanted)
-    assert found.stride() == wanted.stride()
+    x, gradient = torch.randn(2, len(ids), *shape, dtype=dtype)
+    results, gradients = [], []
+    for drop in (dropout.keyed_dropout, ops.keyed_dropout):
+        leaf = x.clone().requires_grad_()
+        results.append(drop(leaf, keys, p, key, 0, relu))
+        gradients += torch.autograd.grad(results[-1], leaf, gradient)
+    assert torch.equal(*results)
+    assert torch.equal(*gradients)
+    assert results[0].stride() == results[1].stride()
 
 
 @compiled
@@ -40,10 +48,20 @@ def test_rows_along_another_dimension() -> None:
 
 
 @compiled
-def test_gradients() -> None:
+@pytest.mark.parametrize("relu", [False, True])
+def test_gradients(relu: bool) -> None:
     x, keys = torch.randn(6, 5, dtype=torch.float64, requires_grad=True), torch.arange(6)
-    assert gradcheck(lambda t: dropout.keyed_dropout(t, keys, 0.4, 7), (x,))
-    assert gradgradcheck(lambda t: dropout.keyed_dropout(t, keys, 0.4, 7), (x,))
+    assert gradcheck(lambda t: dropout.keyed_dropout(t, keys, 0.4, 7, 0, relu), (x,))
+    assert gradgradcheck(lambda t: dropout.keyed_dropout(t, keys, 0.4, 7, 0, relu), (x,))
+
+
+@compiled
+def test_behind_a_relu_not_a_number_stays_one_and_what_it_keeps_from_is_zero() -> None:
+    x = torch.tensor([[float("nan"), -1.0, float("inf"), 2.0]], requires_grad=True)
+    y = dropout.keyed_dropout(x, torch.arange(1), 0.0, 3, 0, True)
+    torch.testing.assert_close(y, x.relu(), equal_nan=True)
+    (gradient,) = torch.autograd.grad(y, x, torch.tensor([[1.0, float("inf"), 2.0, 3.0]]))
+    assert gradient.tolist() == [[1.0, 0.0, 2.0, 3.0]]
 
 
 @pytest.fixture
