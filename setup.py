@@ -1,4 +1,4 @@
-"""The compiled part of the build: the CPU codec, aggregations and dropout. Everything else stands in pyproject.toml.
+"""The compiled part of the build: the CPU codec, aggregations, dropout and scores of nodes. Everything else stands in pyproject.toml.
 
 The extensions are optional: without a C++ compiler (GCC or Clang, whose vector types they are written with) the package
 installs, and the torch references serve.
@@ -27,6 +27,15 @@ setup(
             sources=["kernels/dropout.cpp"],
             depends=["kernels/keyed_mask.h"],
             extra_compile_args=FLAGS,
+            extra_link_args=["-pthread"],
+            language="c++",
+            optional=True,
+        ),
+        Extension(
+            "sylvie_fx.kernels._row_dots",
+            sources=["kernels/row_dots.cpp"],
+            # As for aggregations: rounding may differ, and contraction is what makes product and sum one instruction.
+            extra_compile_args=["-ffp-contract=fast" if flag == "-ffp-contract=off" else flag for flag in FLAGS],
             extra_link_args=["-pthread"],
             language="c++",
             optional=True,

@@ -8,6 +8,7 @@ from sylvie_fx.passes.decompose import Decompose
 from sylvie_fx.passes.functionalize import Functionalize
 from sylvie_fx.passes.fuse_aggregation import FuseAggregation
 from sylvie_fx.passes.fuse_attention import FuseAttention, FuseScores
+from sylvie_fx.passes.fuse_dots import FuseDots
 from sylvie_fx.passes.fuse_relu import FuseRelu
 from sylvie_fx.passes.fuse_softmax import FuseSoftmax
 from sylvie_fx.passes.global_reductions import GlobalReductions
@@ -46,6 +47,7 @@ def default_passes() -> PassManager:
         OrderLinear(),
         PlaceHalos(),
         FuseRelu(),
+        FuseDots(),
         KeepAggregations(),
         Quantize(),
         SyncGradients(),

@@ -16,6 +16,7 @@ from sylvie_fx.ir.options import Options
 from sylvie_fx.ir.program import Program
 from sylvie_fx.ir.written import version
 from sylvie_fx.kernels.dropout import Drop, keyed_dropout
+from sylvie_fx.kernels.row_dots import row_dots
 from sylvie_fx.runtime.adaptor import Adaptor
 from sylvie_fx.runtime.aggregation import Aggregations, drawn_inside
 from sylvie_fx.runtime.bind import Bound
@@ -301,6 +302,9 @@ class Machine:
             return x
         return torch.ops.aten.slice.Tensor(x, dim, start, end, step)  # type: ignore[no-any-return]
 
+    def _row_dots(self, x: Tensor, vectors: list[Tensor]) -> Tensor:
+        return row_dots(x, vectors)
+
     def _dropout(self, x: Tensor, keys: Tensor | None, p: float, site: int, dim: int = 0, relu: bool = False) -> Tensor:
         if keys is None:
             keys = torch.arange(x.shape[0] if x.dim() else 1, device=x.device)
@@ -324,6 +328,7 @@ _CALLS: dict[Any, Callable[..., Any]] = {
     ops.spmm_inner: Machine._spmm_inner,
     ops.spmm_halo: Machine._spmm_halo,
     ops.node_dropout: Machine._dropout,
+    ops.row_dots: Machine._row_dots,
     torch.ops.aten.slice.Tensor: Machine._slice,
 }
 

@@ -52,6 +52,10 @@ def _sddmm(u: Tensor, src: Tensor, v: Tensor, dst: Tensor, op: str) -> Tensor:
     return left * right if op == "mul" else (left * right).sum(-1)
 
 
+def _row_dots(x: Tensor, vectors: list[Tensor]) -> Tensor:
+    return torch.stack([(x * vector).sum(-1) for vector in vectors])
+
+
 def _edge_scores(u: Tensor, src: Tensor, v: Tensor, dst: Tensor, vector: Tensor, negative_slope: float) -> Tensor:
     total = u.index_select(0, src) + v.index_select(0, dst)
     return (torch.nn.functional.leaky_relu(total, negative_slope) * vector).sum(-1)
@@ -212,6 +216,7 @@ _define(
     "SymInt rows, float negative_slope) -> Tensor",
     _attention,
 )
+_define("row_dots(Tensor x, Tensor[] vectors) -> Tensor", _row_dots)
 _define("node_dropout(Tensor x, Tensor? keys, float p, int site, int dim=0, bool relu=False) -> Tensor", _node_dropout)
 _define(
     "update_running(Tensor(a!) mean, Tensor(b!) variance, Tensor new_mean, Tensor new_variance, "
@@ -241,6 +246,7 @@ spmm = torch.ops.sylvie.spmm.default
 segment_softmax = torch.ops.sylvie.segment_softmax.default
 sddmm = torch.ops.sylvie.sddmm.default
 edge_scores = torch.ops.sylvie.edge_scores.default
+row_dots = torch.ops.sylvie.row_dots.default
 attention = torch.ops.sylvie.attention.default
 node_dropout = torch.ops.sylvie.node_dropout.default
 update_running = torch.ops.sylvie.update_running.default
