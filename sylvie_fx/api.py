@@ -30,7 +30,7 @@ from sylvie_fx.passes.pipeline import default_passes
 from sylvie_fx.profile import Profile
 from sylvie_fx.report.explain import explain
 from sylvie_fx.runtime.metered import MeteredTransport
-from sylvie_fx.runtime.pages import keep_pages
+from sylvie_fx.runtime.pages import give_back, keep_pages
 from sylvie_fx.runtime.process_group import default_transport
 from sylvie_fx.runtime.transport import Transport
 from sylvie_fx.sharding import frontends, shard
@@ -120,6 +120,8 @@ class DistributedModule(nn.Module):
             # What sharding refuses is in the data, which ranks have compared before it sends anything else.
             self._tell(error, alike=isinstance(error, SylvieError) or self.transport.messages_sent == sent)
             raise
+        finally:
+            give_back()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of any module; without hooks not through nn.Module, whose call torch.export replaces while it captures."""
