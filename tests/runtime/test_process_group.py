@@ -43,8 +43,7 @@ def run_programs(way: str) -> dict[str, object]:
     return results
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "way"), [(2, "one host"), (3, "hosts apart")])
 def test_same_bits_as_in_process_ranks(size: int, way: str) -> None:
     outcomes = run_processes(size, run_programs, way)
     for name, program in PROGRAMS.items():
@@ -119,16 +118,15 @@ SILENT = ("hang", "stop")
 """Failures that nothing but a timeout can find."""
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("how", "culprit", "expected"),
+    ("how", "culprit", "expected", "way"),
     [
-        ("kill", 2, "its process ended or was killed"),
-        ("kill", 0, "its process ended or was killed"),  # rank 0 takes the store with it
-        ("exit", 1, "its process ended or was killed"),
-        ("abort", 1, "failed. ValueError: bad layer"),
-        ("hang", 1, "sent nothing for "),
-        ("stop", 0, "sent nothing for "),  # the store does not answer either
+        ("kill", 2, "its process ended or was killed", "one host"),
+        *[("kill", 0, "its process ended or was killed", way) for way in WAYS],  # rank 0 takes the store with it
+        ("exit", 1, "its process ended or was killed", "hosts apart"),
+        *[("abort", 1, "failed. ValueError: bad layer", way) for way in WAYS],
+        ("hang", 1, "sent nothing for ", "hosts apart"),
+        *[("stop", 0, "sent nothing for ", way) for way in WAYS],  # the store does not answer either
     ],
 )
 def test_a_failing_rank_is_named(way: str, how: str, culprit: int, expected: str) -> None:
@@ -179,8 +177,7 @@ def diverge(way: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "way"), [(3, "one host"), (2, "hosts apart")])
 def test_ranks_in_different_calls_name_both_and_their_lines(way: str, size: int) -> None:
     texts = run_processes(size, diverge, way)
     line = r"\S*test_process_group\.py:\d+"
