@@ -188,6 +188,8 @@ class Machine:
             _, keys, p, site = args[:4]
             return Drop(keys, p, dropout_key(self.seed, self._draw, site))
         target: Any = node.target
+        if target in _AMONG_RANKS and self.transport.size == 1:
+            return args[0]
         ours = _CALLS.get(target)
         return target(*args, **kwargs) if ours is None else ours(self, *args, **kwargs)
 
@@ -279,6 +281,8 @@ class Machine:
 
     def _all_reduces(self, xs: list[Tensor], op: str, shared: bool = False) -> tuple[Tensor, ...]:
         assert op == "sum"
+        if self.transport.size == 1:
+            return tuple(xs)
         return cast("tuple[Tensor, ...]", apply(AllReduce, self.transport, self._label("all_reduce"), shared, *xs))
 
     def _replicated_output(self, x: Tensor) -> Tensor:
@@ -331,6 +335,9 @@ _CALLS: dict[Any, Callable[..., Any]] = {
     ops.row_dots: Machine._row_dots,
     torch.ops.aten.slice.Tensor: Machine._slice,
 }
+
+_AMONG_RANKS = frozenset({ops.sync_gradients, ops.sync_finish, ops.sync_start, ops.replicated_output})
+"""What changes gradients alone, and those where there are several ranks."""
 
 
 def _member(module: nn.Module, path: str) -> Any:
