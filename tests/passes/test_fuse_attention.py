@@ -65,7 +65,7 @@ class Scores(nn.Module):
 def test_attention_is_one_operator() -> None:
     net = compiled(Additive(dropout=0.0), *graph())
     assert lines(net, "sylvie.attention", "sylvie.gather", "sylvie.scatter", "spmm", "softmax", "leaky") == [
-        "attention_default = sylvie.attention(view_2, getitem_6, getitem_5, sum_3, sum_2, None, rows_0, 0.1)"
+        "attention_default = sylvie.attention(view_2, getitem_6, getitem_5, select_int, slice_tensor_2, None, rows_0, 0.1)"
     ]
 
 
