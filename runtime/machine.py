@@ -306,6 +306,14 @@ class Machine:
             return x
         return torch.ops.aten.slice.Tensor(x, dim, start, end, step)  # type: ignore[no-any-return]
 
+    def _cat(self, tensors: list[Tensor], dim: int = 0) -> Tensor:
+        """Own and halo rows joined, where there are no halo rows: a copy of the own ones, and their gradient, is saved."""
+        own, *others = tensors
+        alike = [t.dim() == own.dim() and t.dtype == own.dtype and t.shape[dim] == 0 for t in others]
+        if others and all(alike):
+            return own
+        return torch.ops.aten.cat.default(tensors, dim)  # type: ignore[no-any-return]
+
     def _row_dots(self, x: Tensor, vectors: list[Tensor]) -> Tensor:
         return row_dots(x, vectors)
 
@@ -334,6 +342,7 @@ _CALLS: dict[Any, Callable[..., Any]] = {
     ops.node_dropout: Machine._dropout,
     ops.row_dots: Machine._row_dots,
     torch.ops.aten.slice.Tensor: Machine._slice,
+    torch.ops.aten.cat.default: Machine._cat,
 }
 
 _AMONG_RANKS = frozenset({ops.sync_gradients, ops.sync_finish, ops.sync_start, ops.replicated_output})
