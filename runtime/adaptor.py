@@ -7,7 +7,8 @@ that the warm-up's synchronous steps and every later period give:
   is gained by old rows, and exchanges stay synchronous. It is judged once, behind the warm-up, since a stale exchange
   does not show what a synchronous one would wait.
 * *drift*: how far the rows that are sent move from one step to the next, relative to their norm. Old rows differ from
-  new ones by the drift times the delay, of which the running average is the larger part.
+  new ones by the drift times the delay, of which the running average is the larger part. What differs because a dropout
+  draws its mask anew is taken off (Direction.drift): the average damps it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Adaptor:
         return step < self.options.warm_up or (every > 0 and (step - self.options.warm_up) % every == every - 1)
 
     def _look(self, step: int) -> None:
-        """Measure in the two steps before a period ends, decide when it has ended."""
+        """Measure in the three steps before a period ends, decide when it has ended."""
         now = time.perf_counter()
         since = step - self.options.warm_up
         if self._began is not None:
@@ -107,8 +108,8 @@ class Adaptor:
         for crossing, _ in self._auto.values():
             for direction in (crossing.out, crossing.back):
                 direction.waited_s = 0.0
-                # The last two steps of the warm-up, and of each period.
-                direction.measuring = since in (-2, -1) or (since >= 0 and since % PERIOD >= PERIOD - 2)
+                # The last three steps of the warm-up, and of each period.
+                direction.measuring = since in (-3, -2, -1) or (since >= 0 and since % PERIOD >= PERIOD - 3)
 
     def _decide(self, step: int) -> None:
         entries = [(site, way, d) for site, (c, _) in self._auto.items() for way, d in enumerate((c.out, c.back))]

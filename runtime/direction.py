@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Any
@@ -34,8 +35,9 @@ class Direction:
         landed: Number of the newest transfer that has arrived here, -1 for none.
         rows: What stands for it; None where it was added at once.
         waited_s: Seconds for which the computing thread has waited for arrivals; whoever reads it resets it.
-        measuring: Whether ``drift`` is measured in the present step; two steps make one measurement.
-        drift: How far the sent rows have moved from one step to the next, relative to their norm.
+        measuring: Whether ``drift`` is measured in the present step; three steps make one measurement.
+        drift: How far the sent rows move from one step to the next, relative to their norm. What is drawn anew in each step,
+            a dropout's mask, is no movement, for it moves them as far in two steps as in one.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Direction:
         self._line = line
         self._slope: Tensor | None = None
         self.waited_s, self.drift, self.measuring = 0.0, 0.0, False
-        self._before: Tensor | None = None
+        self._before: list[Tensor] = []
         self.landed = -1
         self.rows: Tensor | None = None
 
@@ -147,10 +149,17 @@ class Direction:
         return flight
 
     def _measure(self, values: Tensor) -> None:
-        before, self._before = self._before, values.clone()
-        if before is not None and before.shape == values.shape:
-            norm = float(values.norm())
-            self.drift, self._before = float((values - before).norm()) / norm if norm > 0.0 else 0.0, None
+        self._before = [t for t in self._before if t.shape == values.shape]
+        if len(self._before) < 2:
+            self._before.append(values.clone())
+            return
+        (first, second), self._before = self._before, []
+        power = float(values.square().sum())
+        one = float((second - first).square().sum() + (values - second).square().sum()) / 2
+        two = float((values - first).square().sum())
+        # With noise of variance s and movement by m a step they are 2 s + m^2 and 2 s + 4 m^2; of what goes to and fro the
+        # second is below the first, and counts as well.
+        self.drift = math.sqrt(abs(two - one) / 3 / power) if power > 0.0 else 0.0
 
     def settle(self) -> None:
         """Return when every transfer that was started has left."""
