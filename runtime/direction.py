@@ -15,6 +15,25 @@ from sylvie_fx.runtime.exchange import Link
 from sylvie_fx.runtime.lanes import Courier, Handle
 
 
+def movement(first: Tensor, second: Tensor, third: Tensor) -> float:
+    """How far rows move in a step, relative to their norm, without what is drawn anew in each step.
+
+    With noise of variance ``s`` and movement by ``m`` a step, rows are ``2 s + m^2`` apart after one step and ``2 s + 4 m^2`` after
+    two. Rows that go to and fro are nearer after two steps than after one, which counts as well.
+
+    Args:
+        first, second, third: ``[rows, columns]`` of three steps in a row.
+
+    >>> rows = torch.ones(2, 3)
+    >>> [round(movement(rows, b, c), 3) for b, c in ((rows, rows), (1.1 * rows, 1.2 * rows), (2 * rows, rows))]
+    [0.0, 0.083, 0.577]
+    """
+    power = float(third.square().sum())
+    one = float((second - first).square().sum() + (third - second).square().sum()) / 2
+    two = float((third - first).square().sum())
+    return math.sqrt(abs(two - one) / 3 / power) if power > 0.0 else 0.0
+
+
 class Direction:
     """One direction of one exchange over the steps: what is in flight, and the newest rows that have landed.
 
@@ -154,12 +173,7 @@ class Direction:
             self._before.append(values.clone())
             return
         (first, second), self._before = self._before, []
-        power = float(values.square().sum())
-        one = float((second - first).square().sum() + (values - second).square().sum()) / 2
-        two = float((values - first).square().sum())
-        # With noise of variance s and movement by m a step they are 2 s + m^2 and 2 s + 4 m^2; of what goes to and fro the
-        # second is below the first, and counts as well.
-        self.drift = math.sqrt(abs(two - one) / 3 / power) if power > 0.0 else 0.0
+        self.drift = movement(first, second, values)
 
     def settle(self) -> None:
         """Return when every transfer that was started has left."""

@@ -11,6 +11,7 @@ import sylvie_fx
 from sylvie_fx.engine import ProgramCache
 from sylvie_fx.ir.errors import OptionError
 from sylvie_fx.runtime import adaptor
+from sylvie_fx.runtime.direction import movement
 from sylvie_fx.runtime.in_process import InProcessTransport, run_ranks
 
 FEATURES = 2048
@@ -103,3 +104,14 @@ def test_rows_that_move_too_far_are_waited_for_again(monkeypatch: pytest.MonkeyP
 def test_options_that_mean_nothing(options: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         sylvie_fx.Options(**options)
+
+
+def test_movement_is_told_from_masks() -> None:
+    """Of 640,000 numbers, whose sums of squares are known to 0.4 %: noise of 1 of the rows' norm looks like at most 0.06."""
+    rows, way = torch.randn(10000, 64), torch.randn(10000, 64)
+    masked = [torch.nn.functional.dropout(rows, 0.5) for _ in range(3)]
+    assert movement(*masked) < 0.06
+    moving = [torch.nn.functional.dropout(rows + 0.3 * k * way, 0.5) for k in range(3)]
+    assert 0.15 < movement(*moving) < 0.3
+    assert abs(movement(rows, rows + 0.3 * way, rows + 0.6 * way) - 0.3 / 1.36**0.5) < 0.01
+    assert movement(rows, -rows, rows) > 1.0
