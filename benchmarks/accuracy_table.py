@@ -19,8 +19,8 @@ Test accuracy at the best validation epoch and final training loss, mean and sta
 fewer than ten seeds. Runs are added as they are made: what is not in the table has not been run. Features of
 facebook_pages, coauthor_* and wordnet are projected to 256 at random, for both sides. "Cold" is `warm_up=1`: no step at the
 beginning takes more than one bit but the first, as it was when these runs were made. "Auto" is `staleness="auto"`. Only GAT on
-wordnet and "auto" (but on the block model and with GCN and SAGE on cora) ran since rows of other widths are rotated and
-values in front of a dropout are preferred (design.md). Machine: 2 shared cores.
+wordnet and "auto" ran since rows of other widths are rotated and values in front of a dropout are preferred (design.md).
+Machine: 2 shared cores.
 
 | data | model | parts | code | seeds | float32 | coded | difference, 95% | holds | loss float32 | loss coded | s a run |
 | --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: |
