@@ -88,12 +88,12 @@ def _split(node: fx.Node) -> None:
     for new, name in ((start, "start"), (own, "own"), (ticket, "ticket"), (halo, "halo")):
         new.name = f"{node.name.removesuffix('_exchange')}_{name}" if "halo" in node.name else f"{node.name}_{name}"
         meta(new).where, meta(new).module = meta(node).where, meta(node).module
-    for user in sums:
-        _complete(user, inner[user], halo, slot)
-    if node.users:
+    if len(sums) < len(node.users):  # now, since the first reader may be a sum, which is replaced below
         whole = build.call(aten.cat.default, [own, halo], 0, val=value, place=place)
         meta(whole).where, meta(whole).module = meta(node).where, meta(node).module
-        node.replace_all_uses_with(whole)
+        node.replace_all_uses_with(whole, delete_user_cb=lambda user: user not in sums)
+    for user in sums:
+        _complete(user, inner[user], halo, slot)
     node.graph.erase_node(node)
 
 

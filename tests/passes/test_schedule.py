@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+import torch.nn.functional as F
 from exchange_models import Attention, BothWays, Stack, Sum, compiled, graph
 from torch import Tensor, nn
+from torch_geometric.nn import GINConv
 
 import sylvie_fx
 from sylvie_fx.ir import ops
@@ -64,6 +66,26 @@ def test_gradients_are_reduced_layer_by_layer() -> None:
 
 def test_other_readers_get_own_and_halo_rows_joined(golden) -> None:
     golden(compiled(Attention(2048, 16), *graph(2048)).program("train"))
+
+
+class Isomorphism(nn.Module):
+    """Two layers whose first lets both what it sums and the sum cross, since the cut prefers them to what a mask moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (
+            GINConv(nn.Sequential(nn.Linear(n, 16), nn.ReLU(), nn.Linear(16, m)), train_eps=True).double()
+            for n, m in ((2048, 16), (16, 7))
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.first(F.dropout(x, 0.5, self.training), edge_index)
+        return self.second(F.dropout(h.relu(), 0.5, self.training), edge_index)
+
+
+def test_what_is_summed_may_be_read_behind_the_sum_too() -> None:
+    text = str(compiled(Isomorphism(), *graph(2048), bits=1).program("train"))
+    assert text.count("aten.cat") == text.count("halo_start(") == 2
 
 
 def test_values_that_cross_once_and_partial_sums_stay_whole() -> None:
